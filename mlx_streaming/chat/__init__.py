@@ -1,0 +1,1 @@
+"""Template rendering, token-faithful history, tool calls, reasoning, grammar, detokenising."""

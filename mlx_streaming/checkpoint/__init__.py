@@ -1,0 +1,1 @@
+"""What lies on disk: tensor index, model description, packed experts, MTP extraction, download."""

@@ -1,0 +1,1 @@
+"""Expert memory: source, pool, policy, reader, streamed layer, look-ahead, plan."""

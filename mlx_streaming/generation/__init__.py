@@ -1,0 +1,1 @@
+"""Prefill, decode, sampling, speculative decoding, MTP head."""

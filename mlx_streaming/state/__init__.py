@@ -1,0 +1,1 @@
+"""Model state: capture and restore, prefix store in memory and on disk."""
