@@ -1,0 +1,222 @@
+"""`llm mlx-streaming models | add | remove | default`: the registered checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import registry
+
+
+def register(group: click.Group) -> None:
+    for command in (models, add, remove, default):
+        group.add_command(command)
+
+
+@click.command()
+@click.option("json_", "--json", is_flag=True, help="Output as JSON")
+def models(json_: bool) -> None:
+    """List the checkpoints that can be used, the default marked with *
+
+    Every name works as a model: llm -m NAME 'prompt'
+    """
+    known = registry.read()
+    if known.problem:
+        click.echo(known.problem, err=True)
+    default_name = known.default or registry.DEMO
+    rows = [_describe(c, default_name) for c in (*known.checkpoints, registry.demo())]
+    if json_:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(_line(row))
+    if not known.checkpoints and not known.problem:
+        click.echo(
+            f"Only the embedded demo so far; get a real model with: {registry.GET_REAL_MODEL}", err=True
+        )
+
+
+@click.command()
+@click.argument("path")
+@click.option("name", "--name", help="Name to register it under (default: the directory's name)")
+@click.option("aliases", "--alias", multiple=True, help="Another name for it; may be repeated")
+@click.option("make_default", "--default", is_flag=True, help="Answer qwen3-next-stream from it")
+@click.option(
+    "settings",
+    "--set",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Engine setting kept with it, such as slots=64 or memory=24GB; may be repeated",
+)
+def add(
+    path: str, name: str | None, aliases: tuple[str, ...], make_default: bool, settings: tuple[str, ...]
+) -> None:
+    """Register the checkpoint in directory PATH
+
+    PATH is a directory in MLX format, or the id (org/name) of a repository that is already in the Hugging
+    Face cache of this machine. Its files are checked and stay where they are.
+    """
+    directory, hub, revision = _locate(path)
+    _check(directory)
+    checkpoint = registry.Checkpoint(
+        name=name or (hub or directory.name).split("/")[-1],
+        path=directory,
+        revision=revision,
+        settings=_parse_settings(settings),
+        hub=hub,
+        aliases=aliases,
+    )
+    known = registry.add(checkpoint, make_default)
+    click.echo(f"Registered {checkpoint.name} ({_size(_bytes_on_disk(directory))} in {directory})")
+    if known.default == checkpoint.name:
+        click.echo(f"It is the default: llm -m {registry.DEFAULT_MODEL} 'prompt'")
+    else:
+        click.echo(f"Use it: llm -m {checkpoint.name} 'prompt'")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--delete-files", is_flag=True, help="Also delete the checkpoint's directory (asks first)")
+@click.option("yes", "-y", "--yes", is_flag=True, help="Delete without asking")
+def remove(name: str, delete_files: bool, yes: bool) -> None:
+    """Forget the checkpoint NAME
+
+    Its files stay unless --delete-files is given.
+    """
+    found = registry.read().find(name)
+    if found and delete_files and not yes:
+        size = _size(_bytes_on_disk(found.path))
+        click.confirm(f"Delete {found.path} ({size}) for good?", abort=True)
+    found = registry.remove(name)
+    if delete_files:
+        shutil.rmtree(found.path)
+        click.echo(f"Removed {found.name} and deleted {found.path}")
+    else:
+        click.echo(f"Removed {found.name}; its files stay in {found.path}")
+
+
+@click.command()
+@click.argument("name")
+def default(name: str) -> None:
+    """Answer qwen3-next-stream from the checkpoint NAME
+
+    NAME is a registered name or alias, or "demo" for the embedded checkpoint.
+    """
+    found = registry.set_default(name)
+    click.echo(f"{registry.DEFAULT_MODEL} now answers from {found.name}")
+
+
+def _locate(path: str) -> tuple[Path, str | None, str | None]:
+    """(directory, hub id, revision) for a directory or the id of a repository in the local hub cache."""
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory.resolve(), None, None
+    if path.count("/") == 1 and not path.startswith((".", "~", "/")):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        try:
+            found = Path(snapshot_download(path, local_files_only=True))
+            return found, path, found.name[:12]
+        except (HFValidationError, LocalEntryNotFoundError):
+            raise click.ClickException(
+                f"{path} is neither a directory nor in the Hugging Face cache; get it with: "
+                f"{registry.GET_REAL_MODEL} {path}"
+            ) from None
+    raise click.ClickException(f"{directory} is not a directory; give the directory that holds config.json.")
+
+
+def _check(directory: Path) -> None:
+    from mlx_streaming.checkpoint.spec import ModelSpec
+
+    ModelSpec.read(directory)
+
+
+def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """EngineConfig fields from KEY=VALUE strings, checked and converted."""
+    from mlx_streaming.config import EngineConfig
+
+    values = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
+        values[key.strip()] = value.strip()
+    config = EngineConfig().updated(values)
+    return {key: getattr(config, key) for key in values}
+
+
+def _describe(checkpoint: registry.Checkpoint, default_name: str) -> dict[str, Any]:
+    row = {
+        "name": checkpoint.name,
+        "default": checkpoint.name == default_name,
+        "aliases": list(checkpoint.aliases),
+        "path": str(checkpoint.path),
+        "hub": checkpoint.hub,
+        "revision": checkpoint.revision,
+        "settings": checkpoint.settings,
+        "bytes": None,
+        "trunk_bytes": None,
+        "expert_bytes": None,
+        "layers": None,
+        "experts": None,
+        "one_expert_bytes": None,
+        "top_k": None,
+        "mtp": None,
+        "problem": None,
+    }
+    try:
+        row |= _measure(checkpoint.path)
+    except Exception as error:  # a listing names what is broken instead of ending
+        row["problem"] = str(error)
+    return row
+
+
+def _measure(path: Path) -> dict[str, Any]:
+    from mlx_streaming.checkpoint.index import TensorIndex
+    from mlx_streaming.checkpoint.spec import ModelSpec
+
+    index = TensorIndex.open(path)
+    spec = ModelSpec.read(path, index)
+    layers = list(spec.experts.values())
+    return {
+        "bytes": _bytes_on_disk(path),
+        "trunk_bytes": spec.trunk_bytes,
+        "expert_bytes": spec.expert_bytes,
+        "layers": spec.num_layers,
+        "experts": layers[0].num_experts,
+        "one_expert_bytes": layers[0].expert_bytes,
+        "top_k": layers[0].top_k,
+        "mtp": any(name.startswith("mtp.") for name in index.tensors) or any(path.glob("mtp*.safetensors")),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    mark = "*" if row["default"] else " "
+    if row["problem"]:
+        return f"{mark} {row['name']}: {row['problem']}"
+    facts = [
+        _size(row["bytes"]),
+        f"trunk {_size(row['trunk_bytes'])}",
+        f"{row['layers']} layers",
+        f"{row['experts']} experts of {_size(row['one_expert_bytes'])}, {row['top_k']} a token",
+        f"slots {row['settings'].get('slots', 'planned')}",
+        f"MTP {'yes' if row['mtp'] else 'no'}",
+    ]
+    aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
+    return f"{mark} {row['name']}{aliases}: {'; '.join(facts)}\n    {row['path']}"
+
+
+def _bytes_on_disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _size(count: int) -> str:
+    for unit, step in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count} B"
