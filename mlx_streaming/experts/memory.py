@@ -1,0 +1,178 @@
+"""ExpertMemory: the expert layers of one model, installed into the stock model in place of each SwitchGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..checkpoint.spec import PROJECTIONS, ExpertLayer, ModelSpec
+from ..config import EngineConfig
+from ..errors import CheckpointError
+from .pool import Pool
+from .reader import Reader
+from .source import ExpertSource, Quantization
+from .stats import Stats
+from .streamed import StreamedExperts
+
+
+class ExpertMemory:
+    """Owns the pools, the reader and the counters of one model."""
+
+    def __init__(self, source: ExpertSource, reader: Reader, policy: str):
+        self.source = source
+        self.reader = reader
+        self.policy = policy
+        self.stats = Stats()
+        self.streamed: dict[int, StreamedExperts] = {}
+        self.resident: dict[int, Pool] = {}
+
+    @classmethod
+    def install(
+        cls,
+        model: nn.Module,
+        spec: ModelSpec,
+        source: ExpertSource,
+        config: EngineConfig,
+        slots: Mapping[int, int],
+        force_streamed: bool = False,
+    ) -> ExpertMemory:
+        """Replace the experts of `model`; `slots` gives the slots of each layer of `spec.experts`.
+
+        A layer with a slot for every expert stays the stock module, filled once (resident), unless
+        `force_streamed`. No expert tensor of the checkpoint is ever loaded whole.
+
+        Raises:
+            CheckpointError: the model has no SwitchGLU where the weights say so, or reading failed.
+        """
+        memory = cls(source, Reader(config.readers, config.uncached), config.policy)
+        for number, layer in spec.experts.items():
+            count = min(slots[number], layer.num_experts)
+            resident = count == layer.num_experts and not force_streamed
+            memory.add_layer(model, layer, count, resident)
+        return memory
+
+    def add_layer(self, root: nn.Module, layer: ExpertLayer, slots: int, resident: bool) -> None:
+        """Stream (or fill, when `resident`) the SwitchGLU at `layer.prefix` below `root`."""
+        parent, name = _parent(root, layer)
+        inner = parent[name]
+        pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy)
+        _bind(inner, pool, self.source.quantization(layer.layer))
+        self.stats.layers[layer.layer] = pool.stats
+        if resident:
+            placements = [(e, e) for e in range(layer.num_experts)]
+            self.reader.submit([pool.fill(e, s) for e, s in placements]).wait()
+            pool.commit(placements)
+            self.resident[layer.layer] = pool
+            return
+        streamed = StreamedExperts(inner, pool, self.reader)
+        setattr(parent, name, streamed)
+        self.streamed[layer.layer] = streamed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        pools = [*self.resident.values(), *(s.pool for s in self.streamed.values())]
+        return sum(p.nbytes for p in pools)
+
+    @property
+    def slots(self) -> dict[int, int]:
+        """Slots per layer, resident layers included."""
+        found = {n: p.slots for n, p in self.resident.items()} | {
+            n: s.pool.slots for n, s in self.streamed.items()
+        }
+        return dict(sorted(found.items()))
+
+    def counts(self) -> dict[int, np.ndarray]:
+        """Router choices per expert of the streamed layers, since they were made."""
+        return {n: s.counts.copy() for n, s in self.streamed.items()}
+
+    def hot(self, limit: int | None = None) -> dict[int, list[int]]:
+        """The experts now in slots, by layer, the most valuable first (at most `limit` per layer)."""
+        found = {}
+        for number, streamed in self.streamed.items():
+            held = streamed.pool.holds
+            held = held[held >= 0]
+            order = np.argsort(-streamed.counts[held], kind="stable")
+            found[number] = held[order][:limit].tolist()
+        return found
+
+    def warm(self, experts: Mapping[int, Iterable[int]]) -> int:
+        """Read these experts in the background into empty slots; returns how many reads were started."""
+        started = 0
+        for number, wanted in experts.items():
+            streamed = self.streamed.get(number)
+            if streamed is not None:
+                valid = [int(e) for e in wanted if 0 <= int(e) < streamed.pool.num_experts]
+                streamed.quiesce()
+                count = streamed.pool.start(valid, self.reader)
+                streamed.pool.stats.warmed += count
+                started += count
+        return started
+
+    def settle(self) -> None:
+        """Wait for every background read."""
+        for streamed in self.streamed.values():
+            streamed.pool.settle_all()
+
+    def close(self) -> None:
+        """Wait for the reads and release threads and files."""
+        self.settle()
+        self.reader.close()
+        self.source.close()
+
+
+def _parent(root: nn.Module, layer: ExpertLayer) -> tuple[nn.Module, str]:
+    from mlx_lm.models.switch_layers import SwitchGLU
+
+    *path, name = layer.prefix.split(".")
+    node = root
+    try:
+        for part in path:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        inner = node[name]
+    except (KeyError, IndexError, ValueError, TypeError):
+        inner = None
+    if not isinstance(inner, SwitchGLU):
+        raise CheckpointError(
+            f"The experts at {layer.prefix} are not a SwitchGLU in mlx-lm's model; this type cannot be streamed."
+        )
+    return node, name
+
+
+def _bind(inner: nn.Module, pool: Pool, quantization: dict[str, Quantization | None] | None) -> None:
+    """Give the projections of `inner` the pool's arrays (and their bits, where the source knows better)."""
+    for proj in PROJECTIONS:
+        wanted = {s.tensor: a for s, a in zip(pool.segments, pool.arrays, strict=True) if s.proj == proj}
+        if quantization is not None:
+            inner[proj] = _projection(inner[proj], quantization[proj])
+        module = inner[proj]
+        have = {n for n in ("weight", "scales", "biases", "bias") if isinstance(module.get(n), mx.array)}
+        if have != set(wanted):
+            raise CheckpointError(
+                f"Layer {pool.layer} {proj} has {sorted(wanted)} on disk but its config asks for {sorted(have)};"
+                " config.json and weights do not belong together."
+            )
+        for tensor, array in wanted.items():
+            if quantization is None and module[tensor].shape[1:] != array.shape[1:]:
+                raise CheckpointError(
+                    f"Layer {pool.layer} {proj}.{tensor} has shape {array.shape[1:]} on disk but the model expects"
+                    f" {module[tensor].shape[1:]}; config.json and weights do not belong together."
+                )
+            setattr(module, tensor, array)
+
+
+def _projection(module: nn.Module, wanted: Quantization | None) -> nn.Module:
+    """A stock switch layer with the source's quantisation; its (lazy) weights are replaced by the caller."""
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    outputs = module.output_dims
+    inputs = module.input_dims
+    bias = "bias" in module
+    if wanted is None:
+        return SwitchLinear(inputs, outputs, 1, bias=bias)
+    return QuantizedSwitchLinear(
+        inputs, outputs, 1, bias=bias, group_size=wanted.group_size, bits=wanted.bits, mode=wanted.mode
+    )

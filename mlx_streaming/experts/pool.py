@@ -1,0 +1,180 @@
+"""Pool: the slots of one layer. Its arrays are allocated once and never rebound; a miss overwrites bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+import numpy as np
+
+from ..checkpoint.spec import Segment
+from ..errors import CapacityError, CheckpointError
+from .policy import make_policy
+from .reader import Fill, Pending, Reader
+from .source import ExpertSource
+from .stats import LayerStats
+
+_MX_TYPES = {
+    "U8": mx.uint8,
+    "F8_E4M3": mx.uint8,
+    "F8_E8M0": mx.uint8,
+    "U16": mx.uint16,
+    "U32": mx.uint32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "F32": mx.float32,
+}
+EMPTY = -1
+
+
+def stacked_array(segment: Segment, slots: int) -> mx.array:
+    """A zeroed, evaluated array of shape (slots, *segment.shape).
+
+    Raises:
+        CheckpointError: a type that mlx has no array for.
+    """
+    if segment.dtype not in _MX_TYPES:
+        raise CheckpointError(f"Experts of type {segment.dtype} cannot be streamed; use another conversion.")
+    array = mx.zeros((slots, *segment.shape), dtype=_MX_TYPES[segment.dtype])
+    mx.eval(array)
+    return array
+
+
+class Pool:
+    """Which expert is in which slot of one layer, and the bytes of the slots.
+
+    `table` (num_experts,) int32 maps an expert to its slot, `holds` (slots,) back; -1 is none. A slot that is
+    being filled in the background is locked: it holds nothing yet and cannot be given away.
+    """
+
+    def __init__(self, layer: int, num_experts: int, slots: int, source: ExpertSource, policy: str):
+        self.layer = layer
+        self.slots = slots
+        self.num_experts = num_experts
+        self.source = source
+        self.segments = source.segments(layer)
+        self.arrays = [stacked_array(s, slots) for s in self.segments]
+        self._bytes = [memoryview(a).cast("B") for a in self.arrays]
+        self.table = np.full(num_experts, EMPTY, dtype=np.int32)
+        self.holds = np.full(slots, EMPTY, dtype=np.int32)
+        self.pinned = np.zeros(slots, dtype=bool)
+        self.locked = np.zeros(slots, dtype=bool)
+        self.policy = make_policy(policy, slots)
+        self.stats = LayerStats()
+        self._inflight: dict[int, tuple[int, Pending]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(a.nbytes for a in self.arrays)
+
+    def fill(self, expert: int, slot: int) -> Fill:
+        """The reads that put `expert` into `slot`."""
+        views = tuple(
+            view[slot * segment.nbytes : (slot + 1) * segment.nbytes]
+            for view, segment in zip(self._bytes, self.segments, strict=True)
+        )
+        return Fill(self.layer, expert, self.source.reads(self.layer, expert), views)
+
+    def touch(self, slots: np.ndarray) -> None:
+        """The experts in these (distinct) slots were chosen."""
+        self.policy.touch(slots)
+
+    def reserve(self, needed: np.ndarray) -> list[tuple[int, int]]:
+        """Make room so that all `needed` experts (distinct) can be present at once.
+
+        Returns the (expert, slot) pairs that must be filled and then committed; their slots are empty.
+
+        Raises:
+            CapacityError: more experts are needed than there are slots.
+        """
+        if len(needed) > self.slots:
+            raise CapacityError(
+                f"Layer {self.layer} needs {len(needed)} experts in {self.slots} slots at once."
+            )
+        slots = self.table[needed]
+        missing = needed[slots == EMPTY]
+        if not len(missing):
+            return []
+        keep = slots[slots != EMPTY]
+        free = self.make_room(len(missing), keep)
+        return list(zip(missing.tolist(), free.tolist(), strict=True))
+
+    def make_room(self, count: int, keep: np.ndarray) -> np.ndarray:
+        """`count` empty slots, evicting what the policy gives up; never the slots in `keep` or locked ones.
+
+        Pinned slots are given up only when there is no other way.
+        """
+        allowed = ~self.locked
+        allowed[keep] = False
+        if int((allowed & ~self.pinned).sum()) >= count:
+            allowed &= ~self.pinned
+        empty = np.flatnonzero(allowed & (self.holds == EMPTY))[:count]
+        if len(empty) == count:
+            return empty
+        victims = self.policy.victims(count - len(empty), allowed & (self.holds != EMPTY))
+        self.evict(victims)
+        return np.concatenate([empty, victims]).astype(np.int64)
+
+    def evict(self, slots: np.ndarray) -> None:
+        """Empty these slots. The caller has made sure that no pending graph reads them."""
+        held = self.holds[slots]
+        self.table[held[held != EMPTY]] = EMPTY
+        self.holds[slots] = EMPTY
+        self.pinned[slots] = False
+        self.stats.evictions += int((held != EMPTY).sum())
+
+    def commit(self, placements: Iterable[tuple[int, int]]) -> None:
+        """These (expert, slot) pairs are filled: the table may name them from now on."""
+        for expert, slot in placements:
+            self.table[expert] = slot
+            self.holds[slot] = expert
+            self.policy.admit(np.array([slot]))
+
+    def start(self, experts: Iterable[int], reader: Reader, spare_only: bool = True) -> int:
+        """Read `experts` in the background, into empty slots only unless `spare_only` is False.
+
+        Returns the number of reads started. The caller has made sure that no pending graph reads this pool.
+        """
+        wanted = [e for e in dict.fromkeys(experts) if self.table[e] == EMPTY and e not in self._inflight]
+        free = np.flatnonzero((self.holds == EMPTY) & ~self.locked)
+        if not spare_only and len(free) < len(wanted):
+            room = int((~self.locked & ~self.pinned).sum())
+            free = self.make_room(min(len(wanted), room), np.array([], dtype=np.int64))
+        pairs = list(zip(wanted, free.tolist(), strict=False))
+        for expert, slot in pairs:
+            self.locked[slot] = True
+            self._inflight[expert] = (slot, reader.submit([self.fill(expert, slot)]))
+        return len(pairs)
+
+    def settle(self, needed: np.ndarray | None = None) -> int:
+        """Take in background reads that have ended; wait for those in `needed` (None: for none).
+
+        Returns how many experts came in. A failed background read only frees its slot: should the expert be
+        needed, the demand read meets the same fault and reports it.
+        """
+        if not self._inflight:
+            return 0
+        must = set() if needed is None else set(needed.tolist())
+        came = 0
+        for expert, (slot, pending) in list(self._inflight.items()):
+            if expert not in must and not pending.done:
+                continue
+            del self._inflight[expert]
+            self.locked[slot] = False
+            try:
+                self.stats.wait_s += pending.wait()
+            except CheckpointError:
+                continue
+            self.commit([(expert, slot)])
+            came += 1
+        return came
+
+    def settle_all(self) -> int:
+        """Wait for every background read."""
+        return self.settle(np.array(list(self._inflight), dtype=np.int64)) if self._inflight else 0
+
+    def pin(self, experts: Iterable[int]) -> None:
+        """Never evict these experts (those that are present) while others can be given up."""
+        slots = self.table[np.array(list(experts), dtype=np.int64)] if experts else np.array([], dtype=int)
+        self.pinned[slots[slots != EMPTY]] = True

@@ -1,0 +1,167 @@
+"""Reader: fills slots from disk with parallel vectored reads. Its threads touch bytes only, never mx."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_all
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .source import Read
+
+# Below this many bytes a hand-over to threads costs more than the reads (page-cache copies run at GB/s).
+_INLINE_BYTES = 256 * 1024
+# Linux has no F_NOCACHE, but pages can be given back once they are read.
+_DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", None)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One expert on its way into a slot: `targets[i]` is the writable byte view of segment i in the slot."""
+
+    layer: int
+    expert: int
+    reads: tuple[Read, ...]
+    targets: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the fill reads."""
+        return sum(r.nbytes for r in self.reads)
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A descriptor with the size and inode that the file had when it was opened."""
+
+    fd: int
+    size: int
+    inode: int
+
+
+class Pending:
+    """Reads under way; `wait` returns when all bytes are in place."""
+
+    def __init__(self, futures: list[Future]):
+        self._futures = futures
+
+    def wait(self) -> float:
+        """Wait for the reads and return the seconds that this took.
+
+        Raises:
+            CheckpointError: a short read or an I/O error in any of them (after all have ended).
+        """
+        start = time.perf_counter()
+        wait_all(self._futures)
+        for future in self._futures:
+            future.result()
+        return time.perf_counter() - start
+
+    @property
+    def done(self) -> bool:
+        """Whether all reads have ended."""
+        return all(f.done() for f in self._futures)
+
+
+class Reader:
+    """Parallel reads with at most `threads` in flight. `uncached` asks the system to bypass its page cache."""
+
+    def __init__(self, threads: int = 8, uncached: bool = False):
+        self._threads = max(1, threads)
+        self._uncached = uncached
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="expert-reader")
+        self._files: dict[Path, OpenFile] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, fills: Sequence[Fill]) -> Pending:
+        """Start filling; small jobs are done before this returns.
+
+        Raises:
+            CheckpointError: (small jobs) as `Pending.wait`.
+        """
+        total = sum(f.nbytes for f in fills)
+        if total <= _INLINE_BYTES:
+            self._run(fills)
+            return Pending([])
+        parts = min(self._threads, max(len(fills), 1))
+        return Pending([self._pool.submit(self._run, fills[i::parts]) for i in range(parts)])
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        self._pool.shutdown(wait=True)
+        with self._lock:
+            for file in self._files.values():
+                os.close(file.fd)
+            self._files.clear()
+
+    def _run(self, fills: Sequence[Fill]) -> None:
+        for fill in fills:
+            for read in fill.reads:
+                self._read(fill, read)
+
+    def _read(self, fill: Fill, read: Read) -> None:
+        views = [fill.targets[i] for i in read.segments]
+        if sum(v.nbytes for v in views) != read.nbytes:
+            raise CheckpointError(
+                f"Layer {fill.layer} expert {fill.expert}: {read.nbytes} bytes do not fit its slot of"
+                f" {sum(v.nbytes for v in views)}; check that {read.path} belongs to this checkpoint."
+            )
+        file = self._open(read.path)
+        offset, left = read.offset, read.nbytes
+        while left:
+            try:
+                got = os.preadv(file.fd, views, offset)
+            except OSError as error:
+                raise CheckpointError(
+                    f"Reading layer {fill.layer} expert {fill.expert} from {read.path} failed"
+                    f" ({error.strerror}); check the disk."
+                ) from error
+            if got <= 0:
+                raise CheckpointError(
+                    f"{read.path} ended {left} bytes before the end of layer {fill.layer} expert {fill.expert};"
+                    " it is truncated or was replaced: download or pack it again."
+                )
+            left -= got
+            offset += got
+            views = _advance(views, got)
+        if self._uncached and _DONTNEED is not None:
+            os.posix_fadvise(file.fd, read.offset, read.nbytes, _DONTNEED)
+
+    def _open(self, path: Path) -> OpenFile:
+        file = self._files.get(path)
+        if file is not None:
+            return file
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = _open_file(path, self._uncached)
+            return self._files[path]
+
+
+def _open_file(path: Path, uncached: bool) -> OpenFile:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot open {path} ({error.strerror}); check that it exists and is readable."
+        ) from error
+    if uncached and hasattr(fcntl, "F_NOCACHE"):
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+    stat = os.fstat(fd)
+    return OpenFile(fd, stat.st_size, stat.st_ino)
+
+
+def _advance(views: list[memoryview], count: int) -> list[memoryview]:
+    """What remains to be filled after `count` bytes."""
+    rest = []
+    for view in views:
+        skipped = min(count, view.nbytes)
+        count -= skipped
+        if skipped < view.nbytes:
+            rest.append(view[skipped:])
+    return rest

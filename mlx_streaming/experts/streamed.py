@@ -1,0 +1,178 @@
+"""StreamedExperts: takes the place of a stock SwitchGLU and computes the same from slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .pool import Pool
+from .reader import Pending, Reader
+
+# A result of more rows than this is evaluated at once: keeping it for the next call would hold much memory.
+_KEEP_ROWS = 8
+
+
+class StreamedExperts(nn.Module):
+    """A SwitchGLU whose experts live in the slots of a pool.
+
+    `inner` is the stock SwitchGLU with the pool's arrays as its weights; called with slot numbers in place of
+    expert numbers it gives the stock result. `counts` (num_experts,) are the router's choices so far.
+    """
+
+    def __init__(self, inner: nn.Module, pool: Pool, reader: Reader):
+        super().__init__()
+        self.inner = inner
+        self._pool = pool
+        self._reader = reader
+        self._last: mx.array | None = None
+        self._counts = np.zeros(pool.num_experts, dtype=np.int64)
+        self._listener: Callable[[np.ndarray], None] | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """The layer's slots."""
+        return self._pool
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Router choices per expert since the layer was made."""
+        return self._counts
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        """x (..., hidden), indices (..., top_k) -> (..., top_k, hidden), bit-identical to the stock module.
+
+        Raises:
+            CheckpointError: an expert could not be read; nothing was computed with it.
+        """
+        pool, stats = self._pool, self._pool.stats
+        start = time.perf_counter()
+        chosen = np.array(indices)  # the one host read: evaluates all that the router depends on
+        self.quiesce()
+        stats.sync_s += time.perf_counter() - start
+        flat = chosen.reshape(-1)
+        single = flat.size == chosen.shape[-1]
+        needed = flat if single else np.unique(flat)
+        if single:
+            self._counts[flat] += 1
+        else:
+            self._counts += np.bincount(flat, minlength=pool.num_experts)
+        if self._listener is not None:
+            self._listener(chosen)
+        pool.settle(needed)
+        slots = pool.table[needed]
+        present = slots >= 0
+        hits = int(present.sum())
+        stats.hits += hits
+        stats.misses += len(needed) - hits
+        if len(needed) > pool.slots:
+            return self._in_waves(x, flat, chosen.shape)
+        pool.touch(slots[present])
+        if hits < len(needed):
+            self._demand(needed)
+        y = self.inner(x, mx.array(pool.table[chosen]))
+        if flat.size <= _KEEP_ROWS * chosen.shape[-1]:
+            self._last = y
+        else:
+            mx.eval(y)
+            self._last = None
+        return y
+
+    def quiesce(self) -> None:
+        """Evaluate every graph that could read the slots, so that they may be overwritten."""
+        if self._last is not None:
+            mx.eval(self._last)
+            self._last = None
+
+    def _demand(self, needed: np.ndarray) -> None:
+        pool = self._pool
+        if int((~pool.locked).sum()) < len(needed):
+            pool.settle_all()
+        placements = pool.reserve(needed)
+        pending = self._submit(placements)
+        pool.stats.wait_s += pending.wait()
+        pool.commit(placements)
+
+    def _submit(self, placements: list[tuple[int, int]]) -> Pending:
+        fills = [self._pool.fill(expert, slot) for expert, slot in placements]
+        stats = self._pool.stats
+        stats.reads += len(fills)
+        stats.bytes_read += sum(f.nbytes for f in fills)
+        start = time.perf_counter()
+        pending = self._reader.submit(fills)
+        stats.wait_s += time.perf_counter() - start
+        return pending
+
+    def _in_waves(self, x: mx.array, flat: np.ndarray, shape: tuple[int, ...]) -> mx.array:
+        """More experts than slots: each missing expert is read once, the hottest ones stay behind.
+
+        The next wave is read while this one computes, so a wave takes half of the slots that it may overwrite.
+        """
+        pool = self._pool
+        pool.settle_all()
+        rows = x.reshape(-1, x.shape[-1])
+        counts = np.bincount(flat, minlength=pool.num_experts)
+        stay, waves, working = _plan_waves(counts, pool)
+        order = np.argsort(flat, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        positions: list[np.ndarray] = []
+        outputs: list[mx.array] = []
+
+        def compute(experts: np.ndarray) -> None:
+            at = np.concatenate([order[starts[e] : starts[e + 1]] for e in experts])
+            picked = rows[mx.array((at // shape[-1]).astype(np.int32))]
+            slots = mx.array(pool.table[flat[at]][:, None])
+            outputs.append(self.inner(picked, slots).squeeze(1))
+            positions.append(at)
+            mx.async_eval(outputs[-1])
+
+        if len(stay):
+            pool.touch(pool.table[stay])
+            compute(stay)
+        buffers = np.array_split(working, 2) if len(working) > 1 else [working]
+        size = min(len(b) for b in buffers)
+        groups = [waves[i : i + size] for i in range(0, len(waves), size)]
+        # `working` may hold experts of the first group; they were computed above, so wait before overwriting.
+        mx.eval(outputs)
+        pool.evict(working)
+        placements = list(zip(groups[0].tolist(), buffers[0].tolist(), strict=False))
+        pending = self._submit(placements)
+        for number, group in enumerate(groups):
+            pool.stats.wait_s += pending.wait()
+            pool.commit(placements)
+            compute(group)
+            pool.stats.waves += 1
+            if number + 1 == len(groups):
+                break
+            target = buffers[(number + 1) % len(buffers)]
+            # Whatever still reads the slots that come next must be done; with two buffers that is the wave before.
+            mx.eval(outputs if len(buffers) == 1 else outputs[:-1])
+            pool.evict(target)
+            placements = list(zip(groups[number + 1].tolist(), target.tolist(), strict=False))
+            pending = self._submit(placements)
+        inverse = np.argsort(np.concatenate(positions))
+        y = mx.concatenate(outputs)[mx.array(inverse.astype(np.int32))].reshape(*shape, -1)
+        mx.eval(y)
+        return y
+
+
+def _plan_waves(counts: np.ndarray, pool: Pool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split the experts with a non-zero count.
+
+    Returns (stay, missing, working): experts that are present now, the missing ones in reading order (the
+    hottest last, so that they remain), and the slots that the missing ones may overwrite.
+    """
+    needed = np.flatnonzero(counts)
+    here = pool.table[needed]
+    stay = needed[here >= 0]
+    missing = needed[here < 0]
+    missing = missing[np.argsort(counts[missing], kind="stable")]
+    hottest = set(needed[np.argsort(-counts[needed], kind="stable")][: pool.slots].tolist())
+    keep = sorted((e for e in stay if e in hottest), key=lambda e: -counts[e])
+    # At least a quarter of the slots must work, or the waves become too small to read in parallel.
+    keep = keep[: pool.slots - max(1, pool.slots // 4)]
+    working = np.setdiff1d(np.arange(pool.slots), pool.table[np.array(keep, dtype=np.int64)])
+    return stay, missing, working
