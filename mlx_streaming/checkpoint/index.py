@@ -40,7 +40,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor on disk: `dtype` is a safetensors code, `offset` counts from the start of `file` in bytes."""
+    """One tensor on disk: `dtype` is a safetensors code, `offset` is its first byte in `file`."""
 
     name: str
     dtype: str

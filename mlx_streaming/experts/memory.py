@@ -137,7 +137,8 @@ def _parent(root: nn.Module, layer: ExpertLayer) -> tuple[nn.Module, str]:
         inner = None
     if not isinstance(inner, SwitchGLU):
         raise CheckpointError(
-            f"The experts at {layer.prefix} are not a SwitchGLU in mlx-lm's model; this type cannot be streamed."
+            f"The experts at {layer.prefix} are not a SwitchGLU in mlx-lm's model;"
+            " this type cannot be streamed."
         )
     return node, name
 
@@ -152,14 +153,14 @@ def _bind(inner: nn.Module, pool: Pool, quantization: dict[str, Quantization | N
         have = {n for n in ("weight", "scales", "biases", "bias") if isinstance(module.get(n), mx.array)}
         if have != set(wanted):
             raise CheckpointError(
-                f"Layer {pool.layer} {proj} has {sorted(wanted)} on disk but its config asks for {sorted(have)};"
-                " config.json and weights do not belong together."
+                f"Layer {pool.layer} {proj} has {sorted(wanted)} on disk but its config asks for"
+                f" {sorted(have)}; config.json and weights do not belong together."
             )
         for tensor, array in wanted.items():
             if quantization is None and module[tensor].shape[1:] != array.shape[1:]:
                 raise CheckpointError(
-                    f"Layer {pool.layer} {proj}.{tensor} has shape {array.shape[1:]} on disk but the model expects"
-                    f" {module[tensor].shape[1:]}; config.json and weights do not belong together."
+                    f"Layer {pool.layer} {proj}.{tensor} has shape {array.shape[1:]} on disk but the model"
+                    f" expects {module[tensor].shape[1:]}; config.json and weights do not belong together."
                 )
             setattr(module, tensor, array)
 

@@ -70,7 +70,7 @@ class Pending:
 
 
 class Reader:
-    """Parallel reads with at most `threads` in flight. `uncached` asks the system to bypass its page cache."""
+    """Parallel reads, at most `threads` in flight. `uncached` asks the system to bypass its page cache."""
 
     def __init__(self, threads: int = 8, uncached: bool = False):
         self._threads = max(1, threads)
@@ -124,8 +124,8 @@ class Reader:
                 ) from error
             if got <= 0:
                 raise CheckpointError(
-                    f"{read.path} ended {left} bytes before the end of layer {fill.layer} expert {fill.expert};"
-                    " it is truncated or was replaced: download or pack it again."
+                    f"{read.path} ended {left} bytes before the end of layer {fill.layer} expert"
+                    f" {fill.expert}; it is truncated or was replaced: download or pack it again."
                 )
             left -= got
             offset += got

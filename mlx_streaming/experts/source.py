@@ -1,4 +1,4 @@
-"""ExpertSource: where the bytes of an expert lie on disk, and InPlaceSource over the checkpoint's own shards."""
+"""ExpertSource: where the bytes of an expert lie; InPlaceSource: in the checkpoint's own shards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExpertSource(Protocol):
 
 
 class InPlaceSource:
-    """Experts read from the stacked tensors of the checkpoint's shards: expert e of a tensor is contiguous."""
+    """Experts read from the stacked tensors of the shards: expert e of a tensor is contiguous."""
 
     def __init__(self, spec: ModelSpec, index: TensorIndex):
         self._experts = spec.experts

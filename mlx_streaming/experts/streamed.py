@@ -109,7 +109,8 @@ class StreamedExperts(nn.Module):
     def _in_waves(self, x: mx.array, flat: np.ndarray, shape: tuple[int, ...]) -> mx.array:
         """More experts than slots: each missing expert is read once, the hottest ones stay behind.
 
-        The next wave is read while this one computes, so a wave takes half of the slots that it may overwrite.
+        The next wave is read while this one computes, so a wave takes half of the slots that may be
+        overwritten.
         """
         pool = self._pool
         pool.settle_all()
@@ -148,7 +149,7 @@ class StreamedExperts(nn.Module):
             if number + 1 == len(groups):
                 break
             target = buffers[(number + 1) % len(buffers)]
-            # Whatever still reads the slots that come next must be done; with two buffers that is the wave before.
+            # What still reads the next slots must be done: with two buffers that is the wave before.
             mx.eval(outputs if len(buffers) == 1 else outputs[:-1])
             pool.evict(target)
             placements = list(zip(groups[number + 1].tolist(), target.tolist(), strict=False))
