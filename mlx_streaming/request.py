@@ -12,6 +12,19 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
+class Status:
+    """Progress before the first word: phase "load" or "prefill", `done` of `total` (bytes or tokens)."""
+
+    phase: str
+    done: int
+    total: int
+
+
+def _ignore(status: Status) -> None:
+    pass
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. `None` means: as the checkpoint's generation_config.json says.
 
@@ -39,7 +52,8 @@ class Request:
     that the model generated for it, without the end-of-turn token.
     `tools` are `{"type": "function", "function": {"name", "description", "parameters"}}`.
     `mtp` is "off", "auto", "1", "2" or "3"; `cache` is "on", "memory" (nothing written to disk) or "off".
-    `should_stop` is polled between forward passes.
+    `should_stop` is polled between forward passes; `on_status` hears of progress before the first word, on
+    the thread that runs the engine.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -54,6 +68,7 @@ class Request:
     mtp: str = "auto"
     cache: str = "on"
     should_stop: Callable[[], bool] = _never
+    on_status: Callable[[Status], None] = _ignore
 
 
 @dataclass(frozen=True)
@@ -81,16 +96,7 @@ class ToolCall:
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class Status:
-    """Progress before the first word: phase "load" or "prefill", `done` of `total` (bytes or tokens)."""
-
-    phase: str
-    done: int
-    total: int
-
-
-Event = Text | Reasoning | ToolCall | Status
+Event = Text | Reasoning | ToolCall
 
 
 @dataclass
