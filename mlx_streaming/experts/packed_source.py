@@ -30,7 +30,8 @@ class PackedSource:
             packed = self._manifest.layers.get(layer)
             if packed is None or packed.num_experts != experts.num_experts:
                 raise CheckpointError(
-                    f"The packed experts in {directory} lack experts of layer {layer}; pack the checkpoint again."
+                    f"The packed experts in {directory} lack experts of layer {layer};"
+                    " pack the checkpoint again."
                 )
         self._manifest.check_files(self._directory)
         self._all_segments = {n: tuple(range(len(p.segments))) for n, p in self._manifest.layers.items()}
