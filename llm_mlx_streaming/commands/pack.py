@@ -88,7 +88,8 @@ def verify(path: Path, json_: bool) -> None:
         )
     if not json_:
         click.echo(
-            f"{path}: {found.records} experts in {found.layers} layers are sound ({found.nbytes / 1e9:.2f} GB)"
+            f"{path}: {found.records} experts in {found.layers} layers are sound"
+            f" ({found.nbytes / 1e9:.2f} GB)"
         )
 
 
