@@ -80,16 +80,16 @@ class Reader:
         self._lock = threading.Lock()
 
     def submit(self, fills: Sequence[Fill]) -> Pending:
-        """Start filling; small jobs are done before this returns.
-
-        Raises:
-            CheckpointError: (small jobs) as `Pending.wait`.
-        """
-        total = sum(f.nbytes for f in fills)
-        if total <= _INLINE_BYTES:
-            self._run(fills)
-            return Pending([])
-        parts = min(self._threads, max(len(fills), 1))
+        """Start filling (small jobs are done before this returns); faults are raised by `Pending.wait`."""
+        if sum(f.nbytes for f in fills) <= _INLINE_BYTES:
+            done: Future = Future()
+            try:
+                self._run(fills)
+                done.set_result(None)
+            except CheckpointError as error:
+                done.set_exception(error)
+            return Pending([done])
+        parts = min(self._threads, len(fills))
         return Pending([self._pool.submit(self._run, fills[i::parts]) for i in range(parts)])
 
     def close(self) -> None:

@@ -1,0 +1,201 @@
+"""One turn: from a request's messages to events and a result, with the state filed for the next turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from .chat.constraint import Constraint, make_constraint
+from .chat.detokenizer import StreamingText
+from .chat.history import Encoded, encode
+from .chat.parser import OutputParser
+from .engine import Engine
+from .errors import Cancelled, CapacityError
+from .generation.decode import decode
+from .generation.prefill import prefill
+from .generation.sampling import Sampler, resolve
+from .request import Event, GenResult, Reasoning, Request, Status, Text, ToolCall
+
+
+@dataclass
+class _Clock:
+    """Seconds since the turn began at its marks."""
+
+    start: float = field(default_factory=time.perf_counter)
+    prefilled: float = 0.0
+    first: float = 0.0
+    end: float = 0.0
+
+    def now(self) -> float:
+        return time.perf_counter() - self.start
+
+
+class Turn:
+    """Runs one request on an engine; make a new one for every turn.
+
+    The state contract: whatever ends the turn, the snapshot filed describes exactly the tokens produced.
+    """
+
+    def __init__(self, engine: Engine, request: Request):
+        self.engine = engine
+        self.request = request
+        self.result = GenResult(load_s=engine.load_s)
+        self._clock = _Clock()
+        self._expert_mark = engine.memory.stats.snapshot()
+        self._generated: list[int] = []
+
+    def run(self) -> Generator[Event, None, GenResult]:
+        """Yield the answer as it comes and return the result.
+
+        Raises:
+            PromptError: the conversation cannot be rendered or an option makes no sense.
+            GrammarError: the schema or a tool cannot be enforced.
+            CapacityError: the conversation does not fit the context.
+            CheckpointError: an expert could not be read.
+        """
+        engine, request = self.engine, self.request
+        sampling = resolve(request.sampling, engine.spec.generation_config)
+        sampler = Sampler(sampling, engine.spec.vocab_size)
+        encoded = encode(engine.template, request.messages, request.tools, request.thinking)
+        limit = self._limit(len(encoded.ids))
+        constraint = make_constraint(engine.tokenizer, engine.spec.vocab_size, request, encoded)
+        self.result.seed = sampling.seed
+        self.result.prompt_tokens = len(encoded.ids)
+        mx.reset_peak_memory()
+        try:
+            cache, logits = self._prefill(encoded)
+        except Cancelled:
+            return self._finish("interrupted", None)
+        history = list(encoded.ids)
+        tokens = decode(engine.model, cache, logits, sampler, history=history, grammar=constraint)
+        try:
+            finish = yield from self._answer(tokens, encoded, limit)
+        except GeneratorExit:  # the reader went away: what was produced is kept all the same
+            self._file(encoded, cache, "interrupted")
+            raise
+        self._file(encoded, cache, finish)
+        return self._finish(finish, constraint)
+
+    def _limit(self, prompt_tokens: int) -> int:
+        """The most tokens that this answer may have."""
+        context = self.engine.context
+        if prompt_tokens >= context:
+            raise CapacityError(
+                f"The conversation has {prompt_tokens} tokens but the context holds {context};"
+                " start a new conversation, shorten the prompt, or load with a larger context."
+            )
+        return min(self.request.max_tokens or context, context - prompt_tokens)
+
+    def _prefill(self, encoded: Encoded):
+        """The model's cache and the logits after the prompt, from the longest snapshot that fits."""
+        engine, request = self.engine, self.request
+        session, config = engine.session, engine.config
+        ids = encoded.ids
+        store = request.cache != "off"
+        start = session.begin(ids, disk=request.cache == "on") if store else session.fresh()
+        if start.hot and config.warm:
+            engine.memory.warm(start.hot)
+        self.result.cached_tokens = start.length
+        self.result.restore_s = session.restore_s
+        boundaries = _boundaries(start.length, encoded.head, len(ids), config.snapshot_every) if store else []
+
+        def file(position: int) -> None:
+            kind = {encoded.head: "head", len(ids) - 1: "prompt"}.get(position, "partial")
+            session.snapshot(ids[:position], start.cache, kind, hot=engine.memory.hot)
+
+        logits = prefill(
+            engine.model,
+            ids[start.length :],
+            start.cache,
+            chunk=config.prefill_chunk,
+            start=start.length,
+            on_progress=lambda done, total: request.on_status(Status("prefill", done, total)),
+            should_stop=request.should_stop,
+            boundaries=boundaries,
+            on_boundary=file,
+        )
+        self._clock.prefilled = self._clock.now()
+        return start.cache, logits
+
+    def _answer(self, tokens: Iterator[int], encoded: Encoded, limit: int) -> Generator[Event, None, str]:
+        """Yield events until the answer ends; returns the finish reason."""
+        request = self.request
+        text = StreamingText(self.engine.tokenizer)
+        parser = OutputParser(
+            self.engine.tokenizer, request.tools, encoded.starts_in_reasoning, request.stop
+        )
+        eos = self.engine.eos_ids
+        finish = "length"
+        for token in tokens:
+            self._generated.append(token)
+            self._clock.first = self._clock.first or self._clock.now()
+            if token in eos:
+                finish = "stop"
+                break
+            yield from self._note(parser.push(text.push(token)))
+            if parser.in_reasoning:
+                self.result.reasoning_tokens += 1
+            if parser.stopped:
+                finish = "stop_string"
+                break
+            if len(self._generated) >= limit:
+                break
+            if request.should_stop():
+                finish = "interrupted"
+                break
+        self._clock.end = self._clock.now()
+        yield from self._note(parser.push(text.flush()))
+        yield from self._note(parser.finish(complete=finish == "stop"))
+        if finish == "stop" and self.result.tool_calls:
+            finish = "tool_calls"
+        return finish
+
+    def _note(self, events: list[Event]) -> Iterator[Event]:
+        for event in events:
+            match event:
+                case Text(text):
+                    self.result.text += text
+                case Reasoning(text):
+                    self.result.reasoning += text
+                case ToolCall():
+                    self.result.tool_calls.append(event)
+            yield event
+
+    def _file(self, encoded: Encoded, cache, finish: str) -> None:
+        """Snapshot the end of the turn; a stop string cut the visible text, so there the tokens are of no use."""
+        if finish == "stop_string":
+            return
+        session = self.engine.session
+        answer = self._generated
+        self.result.token_ids = answer[:-1] if answer and answer[-1] in self.engine.eos_ids else list(answer)
+        if self.request.cache != "off":
+            session.snapshot([*encoded.ids, *answer], cache, "turn", hot=self.engine.memory.hot)
+            self.result.snapshot_bytes = session.snapshot_bytes
+
+    def _finish(self, finish: str, constraint: Constraint | None) -> GenResult:
+        result, clock = self.result, self._clock
+        result.finish_reason = finish
+        result.completion_tokens = len(self._generated)
+        fed = result.prompt_tokens - result.cached_tokens
+        result.prompt_tps = fed / clock.prefilled if clock.prefilled else 0.0
+        spent = clock.end - clock.first
+        result.generation_tps = (len(self._generated) - 1) / spent if spent > 0 else 0.0
+        result.ttft_s = clock.first
+        result.peak_memory = mx.get_peak_memory()
+        result.experts = self.engine.memory.stats.since(self._expert_mark)
+        result.state = dict(self.engine.session.stats)
+        if constraint is not None and self.request.schema is not None and not result.tool_calls:
+            result.schema_valid = constraint.accepts(result.text) and finish == "stop"
+        return result
+
+
+def _boundaries(start: int, head: int, end: int, every: int) -> list[int]:
+    """Positions to snapshot at: after the head, every `every` tokens, and before the prompt's last token.
+
+    The last token is left out so that the same prompt asked again still has a token to run.
+    """
+    marks = {head, end - 1, *range(start + every, end - 1, every)}
+    return sorted(m for m in marks if m > start)

@@ -1,0 +1,149 @@
+"""The pool and its reader under stress: what a slot holds is what the table says, whatever the timing."""
+
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from mlx_streaming.checkpoint.spec import Segment
+from mlx_streaming.errors import CapacityError, CheckpointError, EngineError
+from mlx_streaming.experts import reader as reader_module
+from mlx_streaming.experts.policy import POLICIES, make_policy
+from mlx_streaming.experts.pool import Pool
+from mlx_streaming.experts.reader import Reader
+from mlx_streaming.experts.source import Read
+
+EXPERTS = 32
+SEGMENTS = (
+    Segment("gate_proj", "weight", "U32", (4, 8), 128),
+    Segment("gate_proj", "scales", "F32", (4,), 16),
+    Segment("up_proj", "weight", "U32", (4, 8), 128),
+)
+RECORD = sum(s.nbytes for s in SEGMENTS)
+
+
+@dataclass
+class FileSource:
+    """One layer whose experts are consecutive records of one file."""
+
+    path: object
+    layers = (0,)
+
+    def segments(self, layer):
+        return SEGMENTS
+
+    def reads(self, layer, expert):
+        return (Read(self.path, expert * RECORD, RECORD, (0, 1, 2)),)
+
+    def quantization(self, layer):
+        return None
+
+
+class SlowReader(Reader):
+    """A reader whose threads sleep now and then, before and after the bytes move."""
+
+    def _read(self, fill, read):
+        if random.random() < 0.05:
+            time.sleep(random.random() * 0.002)
+        super()._read(fill, read)
+        if random.random() < 0.02:
+            time.sleep(random.random() * 0.002)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "experts.bin"
+    path.write_bytes(np.random.default_rng(3).integers(0, 256, EXPERTS * RECORD, dtype=np.uint8).tobytes())
+    return FileSource(path)
+
+
+def held(pool: Pool, slot: int) -> bytes:
+    return b"".join(bytes(t) for t in pool.fill(0, slot).targets)
+
+
+def demand(pool: Pool, reader: Reader, needed: np.ndarray) -> None:
+    """What a streamed layer does with the router's choice."""
+    pool.settle(needed)
+    slots = pool.table[needed]
+    pool.touch(slots[slots >= 0])
+    if int((~pool.locked).sum()) < len(needed):
+        pool.settle_all()
+    placements = pool.reserve(needed)
+    reader.submit([pool.fill(e, s) for e, s in placements]).wait()
+    pool.commit(placements)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ten_thousand_acquisitions_and_no_stale_slot(source, monkeypatch, policy):
+    monkeypatch.setattr(reader_module, "_INLINE_BYTES", 0)
+    data = source.path.read_bytes()
+    rng = np.random.default_rng(7)
+    random.seed(7)
+    pool, reader = Pool(0, EXPERTS, 8, source, policy), SlowReader(4)
+    compared = 0
+    for step in range(10_000 // len(POLICIES)):
+        if step % 3 == 0:
+            pool.start(rng.integers(0, EXPERTS, 3).tolist(), reader, spare_only=step % 2 == 0)
+        needed = rng.choice(EXPERTS, size=int(rng.integers(1, 7)), replace=False)
+        demand(pool, reader, needed)
+        for expert in needed.tolist():
+            slot = int(pool.table[expert])
+            assert slot >= 0 and held(pool, slot) == data[expert * RECORD : (expert + 1) * RECORD]
+            compared += 1
+        mapped = np.flatnonzero(pool.table >= 0)
+        assert (pool.holds[pool.table[mapped]] == mapped).all()
+        assert not pool.locked[pool.table[mapped]].any()
+    assert compared > 5_000
+    reader.close()
+
+
+def test_more_experts_than_slots_is_refused_by_reserve(source):
+    pool = Pool(0, EXPERTS, 4, source, "lru")
+    with pytest.raises(CapacityError, match="5 experts in 4 slots"):
+        pool.reserve(np.arange(5))
+
+
+def test_a_short_file_raises_and_leaves_the_slot_empty(source):
+    source.path.write_bytes(source.path.read_bytes()[: 10 * RECORD + 5])
+    pool, reader = Pool(0, EXPERTS, 4, source, "lru"), Reader(2)
+    demand(pool, reader, np.array([9]))
+    with pytest.raises(CheckpointError, match="layer 0 expert 10"):
+        demand(pool, reader, np.array([10]))
+    assert pool.table[10] == -1 and pool.table[9] >= 0
+    pool.start([10, 11], reader)
+    assert pool.settle_all() == 0 and not pool.locked.any()
+    reader.close()
+
+
+def test_pins_outlive_others_until_there_is_no_other_way(source):
+    pool, reader = Pool(0, EXPERTS, 4, source, "lru"), Reader(2)
+    demand(pool, reader, np.array([1, 2, 3, 4]))
+    pool.pin([1, 2])
+    for expert in range(5, 15):
+        demand(pool, reader, np.array([expert]))
+    assert pool.table[1] >= 0 and pool.table[2] >= 0
+    demand(pool, reader, np.array([20, 21, 22, 23]))
+    assert pool.table[1] == -1 and (pool.table[[20, 21, 22, 23]] >= 0).all()
+    reader.close()
+
+
+def test_policies_differ_as_their_names_say():
+    lru, lfu = make_policy("lru", 3), make_policy("lfu", 3)
+    for policy in (lru, lfu):
+        policy.admit(np.array([0, 1, 2]))
+        for slot in (0, 0, 0, 1, 2):
+            policy.touch(np.array([slot]))
+    everything = np.ones(3, dtype=bool)
+    assert lru.victims(1, everything).tolist() == [0]
+    assert lfu.victims(1, everything).tolist() == [1]
+    lfuda = make_policy("lfuda", 2)
+    lfuda.admit(np.array([0, 1]))
+    for _ in range(5):
+        lfuda.touch(np.array([0]))
+    for _ in range(8):
+        lfuda.admit(lfuda.victims(1, np.array([False, True])))
+    assert lfuda.victims(1, np.ones(2, dtype=bool)).tolist() == [0], "old fame must fade"
+    with pytest.raises(EngineError, match="lru, lfu, lfuda, clock"):
+        make_policy("best", 2)
