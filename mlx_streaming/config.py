@@ -41,7 +41,8 @@ class EngineConfig:
     policy: eviction policy name, see experts.policy.
     readers: parallel reads in flight. uncached: bypass the page cache where the system can.
     lookahead: layers to predict ahead (0: off); lookahead_width: experts guessed per token;
-    lookahead_budget: reads per layer and token.
+    lookahead_budget: guessed reads per layer and token, which is also the number of slots kept free for them;
+    lookahead_cutoff: layers below it are predicted from one layer before only.
     pin: fraction of each pool filled with the hottest experts of past runs and never evicted.
     profile: per-layer slot budgets, "auto" (use a saved one), "off", or a file.
     usage: keep routing counts of past runs. warm: read hot experts at load.
@@ -65,6 +66,7 @@ class EngineConfig:
     lookahead: int = 0
     lookahead_width: int = 16
     lookahead_budget: int = 4
+    lookahead_cutoff: int = 0
     pin: float = 0.0
     profile: str = "auto"
     usage: bool = True

@@ -11,6 +11,7 @@ import numpy as np
 from ..checkpoint.spec import PROJECTIONS, ExpertLayer, ModelSpec
 from ..config import EngineConfig
 from ..errors import CheckpointError
+from . import lookahead
 from .pool import Pool
 from .reader import Reader
 from .source import ExpertSource, Quantization
@@ -21,10 +22,11 @@ from .streamed import StreamedExperts
 class ExpertMemory:
     """Owns the pools, the reader and the counters of one model."""
 
-    def __init__(self, source: ExpertSource, reader: Reader, policy: str):
+    def __init__(self, source: ExpertSource, reader: Reader, policy: str, spare: int = 0):
         self.source = source
         self.reader = reader
         self.policy = policy
+        self.spare = spare
         self.stats = Stats()
         self.streamed: dict[int, StreamedExperts] = {}
         self.resident: dict[int, Pool] = {}
@@ -47,18 +49,23 @@ class ExpertMemory:
         Raises:
             CheckpointError: the model has no SwitchGLU where the weights say so, or reading failed.
         """
-        memory = cls(source, Reader(config.readers, config.uncached), config.policy)
+        resident = {n for n, e in spec.experts.items() if slots[n] >= e.num_experts and not force_streamed}
+        top_k = max(e.top_k for e in spec.experts.values())
+        lookahead.check(config, {n: s for n, s in slots.items() if n not in resident}, top_k)
+        spare = config.lookahead_budget if config.lookahead else 0
+        memory = cls(source, Reader(config.readers, config.uncached), config.policy, spare)
         for number, layer in spec.experts.items():
-            count = min(slots[number], layer.num_experts)
-            resident = count == layer.num_experts and not force_streamed
-            memory.add_layer(model, layer, count, resident)
+            memory.add_layer(model, layer, min(slots[number], layer.num_experts), number in resident)
+        if config.lookahead:
+            lookahead.connect(model, memory.streamed, config)
         return memory
 
     def add_layer(self, root: nn.Module, layer: ExpertLayer, slots: int, resident: bool) -> None:
         """Stream (or fill, when `resident`) the SwitchGLU at `layer.prefix` below `root`."""
         parent, name = _parent(root, layer)
         inner = parent[name]
-        pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy)
+        spare = 0 if resident else self.spare
+        pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy, spare)
         _bind(inner, pool, self.source.quantization(layer.layer))
         self.stats.layers[layer.layer] = pool.stats
         if resident:

@@ -44,10 +44,13 @@ class Pool:
     """Which expert is in which slot of one layer, and the bytes of the slots.
 
     `table` (num_experts,) int32 maps an expert to its slot, `holds` (slots,) back; -1 is none. A slot that is
-    being filled in the background is locked: it holds nothing yet and cannot be given away.
+    being filled in the background is locked: it holds nothing yet and cannot be given away. `spare` slots are
+    kept empty for guesses; a guess that the router does not confirm at the layer's next call is dropped.
     """
 
-    def __init__(self, layer: int, num_experts: int, slots: int, source: ExpertSource, policy: str):
+    def __init__(
+        self, layer: int, num_experts: int, slots: int, source: ExpertSource, policy: str, spare: int = 0
+    ):
         self.layer = layer
         self.slots = slots
         self.num_experts = num_experts
@@ -61,6 +64,8 @@ class Pool:
         self.locked = np.zeros(slots, dtype=bool)
         self.policy = make_policy(policy, slots)
         self.stats = LayerStats()
+        self.spare = spare
+        self._guesses: set[int] = set()
         self._inflight: dict[int, tuple[int, Pending]] = {}
 
     @property
@@ -173,6 +178,40 @@ class Pool:
     def settle_all(self) -> int:
         """Wait for every background read."""
         return self.settle(np.array(list(self._inflight), dtype=np.int64)) if self._inflight else 0
+
+    def guess(self, experts: Iterable[int], reader: Reader) -> None:
+        """Read guessed experts (the likeliest first) into the spare slots, as far as these are free."""
+        wanted = [e for e in experts if self.table[e] == EMPTY and e not in self._inflight]
+        free = int(((self.holds == EMPTY) & ~self.locked).sum())
+        wanted = wanted[: min(free, self.spare - len(self._guesses))]
+        self._guesses.update(wanted)
+        count = self.start(wanted, reader)
+        self.stats.lookahead_read += count
+        self.stats.lookahead_bytes += count * sum(s.nbytes for s in self.segments)
+
+    def confirm(self, needed: np.ndarray) -> None:
+        """The router chose `needed`: keep the guesses among them, drop the others, free spare slots again.
+
+        Call it after `settle(needed)`, when no pending graph reads the slots.
+        """
+        if not self.spare:
+            return
+        if self._guesses:
+            right = self._guesses.intersection(needed.tolist())
+            self.stats.lookahead_promoted += sum(1 for e in right if self.table[e] != EMPTY)
+            wrong = [e for e in self._guesses - right if e not in self._inflight]
+            slots = self.table[np.array(wrong, dtype=np.int64)]
+            self.evict(slots[slots != EMPTY])
+            self._guesses = {e for e in self._guesses - right if e in self._inflight}
+        taken = self.slots - int((self.holds == EMPTY).sum())
+        excess = taken - (self.slots - self.spare)
+        if excess > 0:
+            keep = self.table[needed]
+            allowed = ~self.locked & ~self.pinned & (self.holds != EMPTY)
+            allowed[keep[keep != EMPTY]] = False
+            count = min(excess, int(allowed.sum()))
+            if count:
+                self.evict(self.policy.victims(count, allowed))
 
     def pin(self, experts: Iterable[int]) -> None:
         """Never evict these experts (those that are present) while others can be given up."""

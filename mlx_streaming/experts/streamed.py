@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from .lookahead import LookAhead
 from .pool import Pool
 from .reader import Pending, Reader
 
@@ -31,6 +32,7 @@ class StreamedExperts(nn.Module):
         self._last: mx.array | None = None
         self._counts = np.zeros(pool.num_experts, dtype=np.int64)
         self._listener: Callable[[np.ndarray], None] | None = None
+        self._ahead: LookAhead | None = None
 
     @property
     def pool(self) -> Pool:
@@ -50,6 +52,9 @@ class StreamedExperts(nn.Module):
         """
         pool, stats = self._pool, self._pool.stats
         start = time.perf_counter()
+        guess = self._ahead.guess(x) if self._ahead is not None else None
+        if guess is not None:
+            mx.eval(indices, guess)
         chosen = np.array(indices)  # the one host read: evaluates all that the router depends on
         self.quiesce()
         stats.sync_s += time.perf_counter() - start
@@ -63,6 +68,7 @@ class StreamedExperts(nn.Module):
         if self._listener is not None:
             self._listener(chosen)
         pool.settle(needed)
+        pool.confirm(needed)
         slots = pool.table[needed]
         present = slots >= 0
         hits = int(present.sum())
@@ -74,6 +80,8 @@ class StreamedExperts(nn.Module):
         if hits < len(needed):
             self._demand(needed)
         y = self.inner(x, mx.array(pool.table[chosen]))
+        if guess is not None:
+            self._ahead.fetch(np.array(guess), self._reader)
         if flat.size <= _KEEP_ROWS * chosen.shape[-1]:
             self._last = y
         else:
