@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 SCHEMA = 1  # of entry files and index; raise it when either changes
 
@@ -22,7 +25,7 @@ class Fingerprint:
 
 def fingerprint(
     weights: str,
-    config: bytes,
+    config: bytes | Mapping[str, Any],
     *,
     kv_format: str = "",
     template: str = "",
@@ -32,10 +35,12 @@ def fingerprint(
     """Fingerprint of a checkpoint as it is run here.
 
     Args:
-        weights: `TensorIndex.digest()`. config: bytes of config.json. kv_format: "" or bits, rotation and
+        weights: `TensorIndex.digest()`. config: config.json, as bytes or parsed. kv_format: "" or bits, rotation and
             seed of the KV cache. template: the chat template's text. chunk: prefill chunk in tokens, if it
             changes bits. device: name of the backend, if the store can be met by several.
     """
+    if not isinstance(config, bytes):
+        config = json.dumps(config, sort_keys=True).encode()
     model = _digest(weights.encode(), config)
     versions = f"schema={SCHEMA} mlx={_version('mlx')} mlx-lm={_version('mlx-lm')}"
     setup = _digest(versions.encode(), template.encode())

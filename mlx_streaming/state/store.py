@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from .codecs import UnsupportedCache
 from .disk import DiskTier, Write
 from .entry import Entry, entry_ids, tokens_of
 from .files import Stale
@@ -23,6 +22,8 @@ from .fingerprint import Fingerprint
 from .index import Row
 from .memory import Held, MemoryTier
 from .snapshot import capture, rebuild
+
+Hot = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -213,11 +214,13 @@ class StateStore:
         kind: str,
         *,
         extra: Mapping[str, Any] | None = None,
-        hot: Mapping[int, Sequence[int]] | None = None,
+        hot: Hot | Callable[[], Hot] | None = None,
+        disk: bool = True,
     ) -> int:
         """File the state of `cache` after exactly `ids`; returns the bytes it took (0: it was there already).
 
-        Copies to the host at once; the disk is written in the background, see `flush`.
+        Copies to the host at once; the disk (unless `disk` is False) is written in the background, see
+        `flush`. For the other arguments see `Session.snapshot`.
 
         Raises:
             UnsupportedCache: this cache cannot be saved exactly.
@@ -241,13 +244,13 @@ class StateStore:
             kind=kind,
             tokens=tokens[start:].tobytes(),
             layout=snapshot.layout,
-            hot={int(layer): [int(e) for e in experts] for layer, experts in (hot or {}).items()},
+            hot=_plain(hot() if callable(hot) else hot or {}),
         )
         held = Held(entry, snapshot)
         self._dead.discard(entry.id)
         self.memory.put(held)
         chain = parent.chain if parent else ()
-        if self.disk is not None:
+        if self.disk is not None and disk:
             self._write(held, chain)
         for link in chain:
             if link.entry.kind == "partial":
@@ -305,4 +308,5 @@ class StateStore:
             self.disk_state = "closed"
 
 
-__all__ = ["Match", "Restored", "StateStore", "UnsupportedCache"]
+def _plain(hot: Hot) -> dict[int, list[int]]:
+    return {int(layer): [int(expert) for expert in experts] for layer, experts in hot.items()}
