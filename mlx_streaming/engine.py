@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .chat.template import ChatTemplate
 from .checkpoint.index import TensorIndex
@@ -17,6 +19,7 @@ from .checkpoint.tokenizer import load_tokenizer
 from .config import EngineConfig
 from .experts.memory import ExpertMemory
 from .experts.source import ExpertSource, InPlaceSource
+from .experts.usage import add_usage, hottest, load_usage
 from .request import Status
 from .state.fingerprint import fingerprint
 from .state.session import Session
@@ -35,10 +38,34 @@ class Engine:
     memory: ExpertMemory
     session: Session
     identity: str
-    load_s: float
+    load_s: float = 0.0
+    tokens_run: int = 0
+    _counted: dict[int, np.ndarray] = field(default_factory=dict)
+    _tokens_counted: int = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens that a conversation may have."""
+        return min(self.config.context or self.spec.max_context, self.spec.max_context)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every token that ends a turn."""
+        return frozenset(self.spec.eos_ids) | frozenset(self.tokenizer.eos_token_ids)
+
+    def settle(self) -> None:
+        """After the answer is on the screen: finish writing snapshots, keep the routing counts."""
+        self.session.flush()
+        path = self.config.usage_path(self.identity)
+        if path is not None:
+            counts = self.memory.counts()
+            new = {n: c - self._counted.get(n, 0) for n, c in counts.items()}
+            add_usage(path, new, self.tokens_run - self._tokens_counted)
+            self._counted, self._tokens_counted = counts, self.tokens_run
 
     def close(self) -> None:
-        """Finish writing snapshots, end the reads, let go of files."""
+        """Finish writing, end the reads, let go of files."""
+        self.settle()
         self.session.store.close()
         self.memory.close()
 
@@ -60,30 +87,41 @@ def load_engine(
     tokenizer = load_tokenizer(path)
     template = ChatTemplate(tokenizer)
     source = open_source(spec, index, config)
+    identity = hashlib.sha256(f"{index.digest()}|{source.identity()}".encode()).hexdigest()
+    usage_path = config.usage_path(identity)
+    usage = load_usage(usage_path) if usage_path else {}
     model = build_model(spec)
     memory = ExpertMemory.install(model, spec, source, config, plan_slots(spec, config))
-    loaded = load_trunk(model)
-    report(Status("load", loaded, loaded))
-    identity = hashlib.sha256(f"{index.digest()}|{source.identity()}".encode()).hexdigest()
-    mark = fingerprint(weights=identity, config=spec.config, template=template.digest(), kv_format=config.kv_bits)
-    store = StateStore(
-        Path(config.cache_dir) if config.cache_dir else None, config.cache_memory, config.cache_quota, mark
+    if config.warm:
+        memory.warm(hottest(usage, memory.slots))
+    load_trunk(model)
+    memory.pin(usage, config.pin)
+    report(Status("load", spec.trunk_bytes, spec.trunk_bytes))
+    mark = fingerprint(
+        identity,
+        (spec.path / "config.json").read_bytes(),
+        kv_format=config.kv_bits,
+        template=template.digest(),
+        chunk=config.prefill_chunk,
     )
-    return Engine(
-        spec=spec,
-        config=config,
-        model=model,
-        tokenizer=tokenizer,
-        template=template,
-        memory=memory,
-        session=Session(store, model),
-        identity=identity,
-        load_s=time.perf_counter() - started,
-    )
+    directory = Path(config.cache_dir) if config.cache_dir else None
+    store = StateStore(directory, config.cache_memory, config.cache_quota, mark, spec.path.name)
+    session = Session(store, model)
+    engine = Engine(spec, config, model, tokenizer, template, memory, session, identity)
+    engine.load_s = time.perf_counter() - started
+    return engine
 
 
 def open_source(spec: ModelSpec, index: TensorIndex, config: EngineConfig) -> ExpertSource:
-    """The packed experts that `config.packed` names, else the checkpoint's own shards."""
+    """The packed experts that `config.packed` names, else the checkpoint's own shards.
+
+    Raises:
+        CheckpointError: the packed experts are missing, damaged or another checkpoint's.
+    """
+    if config.packed:
+        from .experts.packed_source import PackedSource
+
+        return PackedSource(Path(config.packed), spec, index)
     return InPlaceSource(spec, index)
 
 

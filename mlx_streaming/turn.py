@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .chat.constraint import Constraint, make_constraint
+from .chat.constraint import fits_schema, make_constraint
 from .chat.detokenizer import StreamingText
 from .chat.history import Encoded, encode
 from .chat.parser import OutputParser
@@ -42,9 +42,10 @@ class Turn:
     def __init__(self, engine: Engine, request: Request):
         self.engine = engine
         self.request = request
-        self.result = GenResult(load_s=engine.load_s)
+        self.result = GenResult()
         self._clock = _Clock()
         self._expert_mark = engine.memory.stats.snapshot()
+        self._keep = request.cache != "off"
         self._generated: list[int] = []
 
     def run(self) -> Generator[Event, None, GenResult]:
@@ -68,7 +69,7 @@ class Turn:
         try:
             cache, logits = self._prefill(encoded)
         except Cancelled:
-            return self._finish("interrupted", None)
+            return self._finish("interrupted")
         history = list(encoded.ids)
         tokens = decode(engine.model, cache, logits, sampler, history=history, grammar=constraint)
         try:
@@ -77,7 +78,7 @@ class Turn:
             self._file(encoded, cache, "interrupted")
             raise
         self._file(encoded, cache, finish)
-        return self._finish(finish, constraint)
+        return self._finish(finish)
 
     def _limit(self, prompt_tokens: int) -> int:
         """The most tokens that this answer may have."""
@@ -94,24 +95,25 @@ class Turn:
         engine, request = self.engine, self.request
         session, config = engine.session, engine.config
         ids = encoded.ids
-        store = request.cache != "off"
-        start = session.begin(ids, disk=request.cache == "on") if store else session.fresh()
+        start = session.begin(ids, disk=request.cache == "on") if self._keep else session.fresh()
+        cached = start.length
         if start.hot and config.warm:
             engine.memory.warm(start.hot)
-        self.result.cached_tokens = start.length
+        self.result.cached_tokens = cached
         self.result.restore_s = session.restore_s
-        boundaries = _boundaries(start.length, encoded.head, len(ids), config.snapshot_every) if store else []
+        every = config.snapshot_every
+        boundaries = _boundaries(cached, encoded.head, len(ids), every) if self._keep else []
 
         def file(position: int) -> None:
             kind = {encoded.head: "head", len(ids) - 1: "prompt"}.get(position, "partial")
-            session.snapshot(ids[:position], start.cache, kind, hot=engine.memory.hot)
+            session.snapshot(ids[:position], start.cache, kind, hot=engine.memory.hot())
 
         logits = prefill(
             engine.model,
-            ids[start.length :],
+            ids[cached:],
             start.cache,
             chunk=config.prefill_chunk,
-            start=start.length,
+            start=cached,
             on_progress=lambda done, total: request.on_status(Status("prefill", done, total)),
             should_stop=request.should_stop,
             boundaries=boundaries,
@@ -124,9 +126,7 @@ class Turn:
         """Yield events until the answer ends; returns the finish reason."""
         request = self.request
         text = StreamingText(self.engine.tokenizer)
-        parser = OutputParser(
-            self.engine.tokenizer, request.tools, encoded.starts_in_reasoning, request.stop
-        )
+        parser = OutputParser(self.engine.tokenizer, request.tools, encoded.starts_in_reasoning, request.stop)
         eos = self.engine.eos_ids
         finish = "length"
         for token in tokens:
@@ -148,7 +148,7 @@ class Turn:
                 break
         self._clock.end = self._clock.now()
         yield from self._note(parser.push(text.flush()))
-        yield from self._note(parser.finish(complete=finish == "stop"))
+        yield from self._note(parser.finish(truncated=finish != "stop"))
         if finish == "stop" and self.result.tool_calls:
             finish = "tool_calls"
         return finish
@@ -165,20 +165,21 @@ class Turn:
             yield event
 
     def _file(self, encoded: Encoded, cache, finish: str) -> None:
-        """Snapshot the end of the turn; a stop string cut the visible text, so there the tokens are of no use."""
+        """Snapshot the end of the turn; where a stop string cut the visible text the tokens are of no use."""
         if finish == "stop_string":
             return
-        session = self.engine.session
         answer = self._generated
         self.result.token_ids = answer[:-1] if answer and answer[-1] in self.engine.eos_ids else list(answer)
-        if self.request.cache != "off":
-            session.snapshot([*encoded.ids, *answer], cache, "turn", hot=self.engine.memory.hot)
+        if self._keep:
+            session, hot = self.engine.session, self.engine.memory.hot()
+            session.snapshot([*encoded.ids, *answer], cache, "turn", hot=hot)
             self.result.snapshot_bytes = session.snapshot_bytes
 
-    def _finish(self, finish: str, constraint: Constraint | None) -> GenResult:
+    def _finish(self, finish: str) -> GenResult:
         result, clock = self.result, self._clock
         result.finish_reason = finish
         result.completion_tokens = len(self._generated)
+        self.engine.tokens_run += result.prompt_tokens - result.cached_tokens + result.completion_tokens
         fed = result.prompt_tokens - result.cached_tokens
         result.prompt_tps = fed / clock.prefilled if clock.prefilled else 0.0
         spent = clock.end - clock.first
@@ -187,8 +188,8 @@ class Turn:
         result.peak_memory = mx.get_peak_memory()
         result.experts = self.engine.memory.stats.since(self._expert_mark)
         result.state = dict(self.engine.session.stats)
-        if constraint is not None and self.request.schema is not None and not result.tool_calls:
-            result.schema_valid = constraint.accepts(result.text) and finish == "stop"
+        if self.request.schema is not None and not result.tool_calls:
+            result.schema_valid = finish == "stop" and fits_schema(result.text, self.request.schema)
         return result
 
 

@@ -12,6 +12,7 @@ from ..checkpoint.spec import PROJECTIONS, ExpertLayer, ModelSpec
 from ..config import EngineConfig
 from ..errors import CheckpointError
 from . import lookahead
+from . import usage as usage_module
 from .pool import Pool
 from .reader import Reader
 from .source import ExpertSource, Quantization
@@ -118,6 +119,19 @@ class ExpertMemory:
                 streamed.pool.stats.warmed += count
                 started += count
         return started
+
+    def pin(self, usage: Mapping[int, np.ndarray], fraction: float) -> None:
+        """Keep the hottest `fraction` of every pool for the most used experts; they are read now."""
+        if fraction <= 0:
+            return
+        chosen = usage_module.hottest(
+            usage, {n: int(fraction * (s.pool.slots - s.pool.spare)) for n, s in self.streamed.items()}
+        )
+        self.warm(chosen)
+        self.settle()
+        for number, experts in chosen.items():
+            if number in self.streamed:
+                self.streamed[number].pool.pin(experts)
 
     def settle(self) -> None:
         """Wait for every background read."""

@@ -1,0 +1,77 @@
+"""MLXBackend: the real engine behind the ChatBackend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from .config import EngineConfig
+from .engine import Engine, load_engine
+from .request import Event, GenResult, Request, Status
+from .turn import Turn
+
+
+class MLXBackend:
+    """Runs one checkpoint. All calls must come from one thread (MLX streams belong to threads)."""
+
+    def __init__(self, path: str | Path, config: EngineConfig | None = None):
+        self.path = Path(path)
+        self.config = config or EngineConfig.from_env()
+        self._engine: Engine | None = None
+        self._load_s = 0.0
+
+    @property
+    def engine(self) -> Engine | None:
+        """The loaded engine, or None before `load`."""
+        return self._engine
+
+    def load(self, on_status: Callable[[Status], None] | None = None) -> Engine:
+        """Load the checkpoint unless that is done already.
+
+        Raises:
+            CheckpointError: see `engine.load_engine`.
+            CapacityError: it does not fit the memory allowed.
+        """
+        if self._engine is None:
+            self._engine = load_engine(self.path, self.config, on_status)
+            self._load_s = self._engine.load_s
+        return self._engine
+
+    def stream(self, request: Request) -> Generator[Event, None, GenResult]:
+        """Yield the answer as it comes; the generator's return value is the result.
+
+        Closing the generator stops after the current forward pass and keeps the state of what was produced.
+
+        Raises:
+            EngineError: see `load` and `turn.Turn.run`.
+        """
+        engine = self.load(request.on_status)
+        result = yield from Turn(engine, request).run()
+        result.load_s, self._load_s = self._load_s, 0.0
+        return result
+
+    def generate(self, request: Request, on_event: Callable[[Event], None] | None = None) -> GenResult:
+        """Run a turn to its end, handing each event to `on_event`.
+
+        Raises:
+            EngineError: as `stream`.
+        """
+        stream = self.stream(request)
+        while True:
+            try:
+                event = next(stream)
+            except StopIteration as end:
+                return end.value
+            if on_event is not None:
+                on_event(event)
+
+    def settle(self) -> None:
+        """Finish the work that was put off until the answer was on the screen (snapshots, usage)."""
+        if self._engine is not None:
+            self._engine.settle()
+
+    def close(self) -> None:
+        """Let go of the engine; a later `stream` loads it again."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
