@@ -35,6 +35,7 @@ class TokenBytes:
         self.trims_first_space = sentencepiece and bool(detokenizer.trim_space)
         self._tokens = detokenizer.tokenmap if self.known else []
         self._alphabet = _byte_alphabet()
+        self._by_first: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return max(len(self._tokens), 1 + max(self._added, default=-1))
@@ -50,6 +51,13 @@ class TokenBytes:
             return piece.replace(_SPM_SPACE, b" ")
         alphabet = self._alphabet
         return b"".join(alphabet.get(char) or char.encode("utf-8", "replace") for char in piece)
+
+    def starting_with(self, start: bytes) -> list[int]:
+        """Every id whose bytes begin with `start` (not empty)."""
+        if not self._by_first:
+            for token in range(len(self)):
+                self._by_first.setdefault(self[token][:1], []).append(token)
+        return [token for token in self._by_first.get(start[:1], ()) if self[token].startswith(start)]
 
     def is_added(self, token: int) -> bool:
         """Whether `token` is an added (special or marker) token rather than a piece of ordinary text."""
