@@ -35,9 +35,10 @@ def fingerprint(
     """Fingerprint of a checkpoint as it is run here.
 
     Args:
-        weights: `TensorIndex.digest()`. config: config.json, as bytes or parsed. kv_format: "" or bits, rotation and
-            seed of the KV cache. template: the chat template's text. chunk: prefill chunk in tokens, if it
-            changes bits. device: name of the backend, if the store can be met by several.
+        weights: `TensorIndex.digest()`. config: config.json, as bytes or parsed.
+        kv_format: "" or bits, rotation and seed of the KV cache. template: the chat template's text.
+        chunk: prefill chunk in tokens, if it changes bits. device: name of the backend, if the store can be
+            met by several.
     """
     if not isinstance(config, bytes):
         config = json.dumps(config, sort_keys=True).encode()

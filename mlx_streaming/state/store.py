@@ -133,7 +133,7 @@ class StateStore:
             except Stale as stale:
                 self.discard(stale.entry, stale.reason)
                 continue
-            in_memory = all(isinstance(link, Held) for link in chain) and chain[-1].has_state
+            in_memory = all(isinstance(link, Held) for link in chain)
             return Match(self, chain, end, "memory" if in_memory else "disk")
         return None
 
@@ -229,36 +229,40 @@ class StateStore:
         end = len(tokens)
         if end == 0:
             return 0
-        there = self.find(tokens, equal=True)
+        there = self.find(tokens, equal=True, need_state=False)
+        chain = there.chain if there else ()
         if there is not None and there.length == end:
-            self._again(there, kind)
-            return 0
-        parent = self.find(tokens, need_state=False)
-        start = parent.length if parent else 0
-        snapshot = capture(cache, end, parent=parent.entry.layout if parent else None, extra=extra)
+            self._again(there.entry, kind)
+            if _has_state(chain[-1]):
+                return 0
+            chain = chain[:-1]  # its rows are known, its state was given up: file it again
+        parent = chain[-1].entry if chain else None
+        snapshot = capture(cache, end, parent=parent.layout if parent else None, extra=extra)
         entry = Entry(
             id=entry_ids(self.mark.key, tokens, [end])[end],
-            parent=parent.entry.id if parent else "",
-            start=start,
+            parent=parent.id if parent else "",
+            start=parent.end if parent else 0,
             end=end,
             kind=kind,
-            tokens=tokens[start:].tobytes(),
+            tokens=tokens[parent.end if parent else 0 :].tobytes(),
             layout=snapshot.layout,
             hot=_plain(hot() if callable(hot) else hot or {}),
         )
         held = Held(entry, snapshot)
         self._dead.discard(entry.id)
         self.memory.put(held)
-        chain = parent.chain if parent else ()
         if self.disk is not None and disk:
             self._write(held, chain)
         for link in chain:
             if link.entry.kind == "partial":
                 self._supersede(link.entry.id)
-        forgotten, thinned = self.memory.evict(entry.id)
+        self._evict(entry.id)
+        return snapshot.nbytes
+
+    def _evict(self, newest: str) -> None:
+        forgotten, thinned = self.memory.evict(newest)
         self._count("forgotten", forgotten)
         self._count("thinned", thinned)
-        return snapshot.nbytes
 
     def _write(self, held: Held, chain: Sequence[Held | Row]) -> None:
         held.pending = True
@@ -277,9 +281,8 @@ class StateStore:
             done,
         )
 
-    def _again(self, match: Match, kind: str) -> None:
+    def _again(self, entry: Entry, kind: str) -> None:
         """An entry filed twice: it is in use, and no longer partial if it ends something now."""
-        entry = match.entry
         self.memory.touch(entry.id)
         if self.disk is not None:
             self.disk.touch(entry.id)
@@ -299,6 +302,7 @@ class StateStore:
         if self.disk is not None:
             self.disk.flush()
             self._dead.clear()
+            self._evict("")
 
     def close(self) -> None:
         """Flush, then let go of the index."""
@@ -306,6 +310,10 @@ class StateStore:
             self.disk.close()
             self.disk = None
             self.disk_state = "closed"
+
+
+def _has_state(link: Held | Row) -> bool:
+    return link.has_state if isinstance(link, Held) else bool(link.state_file)
 
 
 def _plain(hot: Hot) -> dict[int, list[int]]:
