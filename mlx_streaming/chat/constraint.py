@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PromptError
 from ..request import Request
 from .budget import ThinkingBudget
-from .grammar import TokenMask, schema_grammar, tool_grammar, vocabulary
+from .grammar import schema_grammar, tool_grammar
+from .guide import TokenMask
 from .history import Encoded
+from .vocabulary import vocabulary
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper

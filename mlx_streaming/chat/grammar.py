@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..request import Request
-from .budget import ThinkingBudget
 from .call_grammar import call_rules, json_rule, quoted
-from .guide import Guide, Phase, TokenMask
+from .guide import Guide, Phase
 from .markers import Marker, MarkerGuard
 from .schema import Schema, enforceable
 from .toolcalls import tool_family
@@ -22,40 +20,6 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 Tools = Sequence[dict[str, Any]]
-
-
-def turn_mask(
-    tokenizer: TokenizerWrapper, vocab_size: int, request: Request, in_reasoning: bool = False
-) -> TokenMask | None:
-    """What a request asks for: its schema, its tools (unless `grammar` is off), its thinking budget.
-
-    `in_reasoning`: the prompt ends inside an open think tag. None when nothing constrains the answer.
-
-    Raises:
-        GrammarError: the schema cannot be enforced; the message names what stands in the way.
-    """
-    mask: TokenMask | None = None
-    if request.schema is not None:
-        mask = schema_grammar(
-            tokenizer,
-            vocab_size,
-            request.schema,
-            tools=request.tools,
-            thinking=request.thinking is not False,
-            in_reasoning=in_reasoning,
-        )
-    elif request.tools and request.grammar:
-        mask = tool_grammar(tokenizer, vocab_size, request.tools)
-    if request.thinking_budget is None or not tokenizer.has_thinking:
-        return mask
-    return ThinkingBudget(
-        vocabulary(tokenizer, vocab_size),
-        mask,
-        think_start=tokenizer.think_start_tokens,
-        think_end=tokenizer.think_end_tokens,
-        budget=request.thinking_budget,
-        in_reasoning=in_reasoning,
-    )
 
 
 def tool_grammar(

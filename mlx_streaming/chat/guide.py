@@ -47,8 +47,8 @@ class Guide:
     """A TokenMask made of free words and grammars.
 
     `call` is the grammar after a call's opening marker, `answer` the one that the turn must end with (None:
-    a turn of free words), `after_thinking` the same behind a think tag. `doors` are token sequences that may come instead of the answer's first word, with
-    the phase they lead to.
+    a turn of free words), `after_thinking` the same behind a think tag. `doors` are token sequences that may
+    come instead of the answer's first word, with the phase they lead to.
     """
 
     def __init__(
