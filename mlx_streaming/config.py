@@ -53,7 +53,7 @@ class EngineConfig:
     kv_bits: "" (full precision) or "k4v3" and the like.
     mtp: "off", "auto", "1", "2", "3"; mtp_hidden: "post" or "pre" final norm; mtp_slots: pool of the head;
     mtp_bits: bits of the head's trunk (16: as released).
-    quiet: no progress on stderr.
+    quiet: no progress on stderr. backend: see backend.open_backend.
     """
 
     slots: int | None = None
@@ -84,15 +84,16 @@ class EngineConfig:
     mtp_bits: int = 8
     usage_dir: str | None = None
     quiet: bool = False
+    backend: str = "mlx"
 
     @classmethod
-    def from_env(cls, **overrides: Any) -> EngineConfig:
-        """Defaults, then the environment, then `overrides` that are not None.
+    def from_env(cls, settings: Mapping[str, Any] | None = None, /, **overrides: Any) -> EngineConfig:
+        """Defaults, then a checkpoint's `settings`, then the environment, then `overrides` that are not None.
 
         Raises:
             EngineError: a value does not fit its field; the message names the variable.
         """
-        return cls().updated(_environment(), label=PREFIX).updated(overrides)
+        return cls().updated(settings or {}).updated(_environment(), label=PREFIX).updated(overrides)
 
     def updated(self, values: Mapping[str, Any], label: str = "") -> EngineConfig:
         """A copy with `values` (strings are converted) applied; None values are skipped.
