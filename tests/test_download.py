@@ -17,6 +17,7 @@ from hub_server import Hub, Repo
 from mlx_streaming.checkpoint import hub as hubs
 from mlx_streaming.checkpoint.download import download, repo_folder, sha256
 from mlx_streaming.checkpoint.hub import check_streamable, describe, read_range
+from mlx_streaming.checkpoint.mtp_extract import find_head
 from mlx_streaming.checkpoint.mtp_fetch import fetch_mtp
 from mlx_streaming.checkpoint.spec import ModelSpec
 from mlx_streaming.errors import CapacityError, CheckpointError
@@ -385,7 +386,9 @@ def test_download_command_registers_and_the_model_answers(hub_llm, run_llm, rele
     assert facts["name"] == "tiny"
     assert facts["verified"] == 11 and facts["default"] is True
     assert facts["mtp"]["tensors"] == 209
-    assert read_tensors(Path(facts["mtp"]["path"])) == read_tensors(demo_path / MTP)
+    head = find_head(Path(facts["path"]))
+    assert head.packed and str(head.index.files[0]) == facts["mtp"]["path"]
+    assert not list(Path(facts["path"]).glob("raw*")), "the raw head is not kept"
     listed = json.loads(run_llm("mlx-streaming", "models", "--json").stdout)
     assert [(m["hub"], m["aliases"], m["default"], m["mtp"]) for m in listed][0] == (
         "org/tiny",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEFAULT_REPO = "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit"
 # Where the MTP heads are that conversions leave out, when the model card does not say.
 ORIGINALS = {DEFAULT_REPO: "Qwen/Qwen3-Next-80B-A3B-Instruct"}
-MTP_FILE = "mtp-raw.safetensors"
 
 
 def register(group: click.Group) -> None:
@@ -163,23 +162,27 @@ def _report(facts: dict[str, Any], default: str | None) -> None:
 
 def _mtp(path: Path, asked: str | None, guessed: str | None, quiet: bool) -> dict[str, Any] | None:
     """Fetch the MTP head beside the checkpoint; only a release that was asked for must have one."""
+    from mlx_streaming.checkpoint.mtp_extract import PACKED_NAME, extract, find_head
     from mlx_streaming.checkpoint.mtp_fetch import fetch_mtp
     from mlx_streaming.errors import EngineError
 
-    source = asked or guessed
-    if source is None:
-        return None
+    source, packed = asked or guessed, path / PACKED_NAME
+    if source is None or find_head(path):
+        return {"path": str(packed)} if packed.is_file() else None
+    raw = path / "raw-mtp.safetensors"  # a name under which nothing looks for a head
     try:
         with _bars(quiet) as on_progress:
-            found = fetch_mtp(source, path / MTP_FILE, on_progress=on_progress)
+            found = fetch_mtp(source, raw, on_progress=on_progress)
+            size = extract(raw, packed, on_progress=lambda done, total: on_progress("convert", done, total))
     except EngineError as error:
         if asked:
             raise
         click.echo(f"Without MTP head: {error}", err=True)
         return None
+    raw.unlink()
     if not quiet:
-        click.echo(f"MTP head: {len(found.names)} tensors ({_gb(found.size)}) of {source}")
-    return {"repo": source, "path": str(path / MTP_FILE), "tensors": len(found.names), "bytes": found.size}
+        click.echo(f"MTP head of {source}: {_gb(found.size)}, quantised to {_gb(size)}")
+    return {"repo": source, "path": str(packed), "tensors": len(found.names), "bytes": size}
 
 
 def _pack(name: str, quiet: bool) -> str:

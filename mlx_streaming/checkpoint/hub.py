@@ -215,12 +215,20 @@ def check_streamable(hub: HubRepo) -> ModelSpec:
     Raises:
         CheckpointError: dense, unsupported or inconsistent checkpoint; or as `describe`.
     """
+    from .families import check
+    from .index import INDEX_NAME
     from .load import build_model
     from .spec import ModelSpec
 
+    hub.checkpoint_files()
+    names = read_json(hub, INDEX_NAME).get("weight_map") if hub.file(INDEX_NAME) else None
+    check(read_json(hub, "config.json"), hub.repo, names)
     with tempfile.TemporaryDirectory(prefix="llm-mlx-streaming-") as temporary:
-        spec = ModelSpec.read(outline(hub, Path(temporary)))
-        build_model(spec)
+        try:
+            spec = ModelSpec.read(outline(hub, Path(temporary)))
+            build_model(spec)
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(temporary, hub.repo)) from error
     return spec
 
 
