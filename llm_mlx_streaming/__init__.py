@@ -4,6 +4,23 @@ import llm
 
 
 @llm.hookimpl
+def register_models(register):
+    import sys
+
+    from . import registry
+    from .models import AsyncStreamingModel, StreamingModel
+
+    known = registry.read()
+    if known.problem:
+        print(known.problem, file=sys.stderr)
+    register(StreamingModel(registry.DEFAULT_MODEL), AsyncStreamingModel(registry.DEFAULT_MODEL))
+    register(StreamingModel(registry.DEMO_MODEL), AsyncStreamingModel(registry.DEMO_MODEL))
+    for checkpoint in known.checkpoints:
+        name = checkpoint.name
+        register(StreamingModel(name), AsyncStreamingModel(name), aliases=checkpoint.aliases)
+
+
+@llm.hookimpl
 def register_commands(cli):
     from .commands import group
 

@@ -50,7 +50,8 @@ def open_backend(path: Path, config: EngineConfig) -> ChatBackend:
         from .mlx_backend import MLXBackend
     except ImportError as error:
         raise EngineError(
-            f"MLX cannot be imported ({error}); install it with: llm install 'mlx[cpu]' mlx-lm (on a Mac: mlx)"
+            f"MLX cannot be imported ({error}); on a Mac run: llm install mlx mlx-lm"
+            " - on Linux: llm install 'mlx[cpu]' mlx-lm"
         ) from error
     return MLXBackend(path, config)
 
