@@ -41,7 +41,9 @@ def models(json_: bool) -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", required=False)
+@click.option("--from-cache", is_flag=True, help="Offer the models that lie in the Hugging Face cache")
+@click.option("yes", "-y", "--yes", is_flag=True, help="With --from-cache: register them all")
 @click.option("name", "--name", help="Name to register it under (default: the directory's name)")
 @click.option("aliases", "--alias", multiple=True, help="Another name for it; may be repeated")
 @click.option("make_default", "--default", is_flag=True, help="Answer qwen3-next-stream from it")
@@ -53,13 +55,23 @@ def models(json_: bool) -> None:
     help="Engine setting kept with it, such as slots=64 or memory=24GB; may be repeated",
 )
 def add(
-    path: str, name: str | None, aliases: tuple[str, ...], make_default: bool, settings: tuple[str, ...]
+    path: str | None,
+    from_cache: bool,
+    yes: bool,
+    name: str | None,
+    aliases: tuple[str, ...],
+    make_default: bool,
+    settings: tuple[str, ...],
 ) -> None:
     """Register the checkpoint in directory PATH
 
     PATH is a directory in MLX format, or the id (org/name) of a repository that is already in the Hugging
     Face cache of this machine. Its files are checked and stay where they are.
     """
+    if from_cache:
+        return _offer_cached(yes)
+    if path is None:
+        raise click.UsageError("Give a PATH, or --from-cache to see what the Hugging Face cache holds.")
     directory, hub, revision = _locate(path)
     _check(directory)
     checkpoint = registry.Checkpoint(
@@ -93,7 +105,10 @@ def remove(name: str, delete_files: bool, yes: bool) -> None:
         click.confirm(f"Delete {found.path} ({size}) for good?", abort=True)
     found = registry.remove(name)
     if delete_files:
-        shutil.rmtree(found.path)
+        from mlx_streaming.checkpoint.hub_cache import delete_snapshot
+
+        if delete_snapshot(found.path) is None:
+            shutil.rmtree(found.path)
         click.echo(f"Removed {found.name} and deleted {found.path}")
     else:
         click.echo(f"Removed {found.name}; its files stay in {found.path}")
@@ -108,6 +123,23 @@ def default(name: str) -> None:
     """
     found = registry.set_default(name)
     click.echo(f"{registry.DEFAULT_MODEL} now answers from {found.name}")
+
+
+def _offer_cached(yes: bool) -> None:
+    """Ask for each model of the hub cache that is not registered whether it should be."""
+    from mlx_streaming.checkpoint.hub_cache import cached_checkpoints
+
+    known = registry.read().checkpoints
+    taken = {c.path for c in known}
+    offered = [c for c in cached_checkpoints() if c.path not in taken]
+    if not offered:
+        click.echo("The Hugging Face cache holds no model with experts that is not registered already.")
+    for cached in offered:
+        label = f"{cached.repo} ({_size(cached.size)})"
+        if cached.problem:
+            click.echo(f"{label}: {cached.problem} Get it with: {registry.GET_REAL_MODEL} {cached.repo}")
+        elif yes or click.confirm(f"Register {label}?"):
+            click.get_current_context().invoke(add, path=cached.repo)
 
 
 def _locate(path: str) -> tuple[Path, str | None, str | None]:
