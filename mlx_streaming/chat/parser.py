@@ -22,7 +22,8 @@ class OutputParser:
     """Splits one answer, pushed in pieces of any size; the events do not depend on the pieces.
 
     White space next to a marker is part of the marker. `stop` strings are looked for in visible text only;
-    after one, `stopped` is True and everything further is ignored.
+    after one, `stopped` is True and everything further is ignored. `json_answer`: the visible text is JSON of
+    a schema, so from its first word on nothing is a marker any more.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class OutputParser:
         tools: Sequence[dict[str, Any]] = (),
         start_in_reasoning: bool = False,
         stop: tuple[str, ...] = (),
+        json_answer: bool = False,
     ):
         from mlx_lm.generate import TextStateMachine
 
@@ -40,6 +42,7 @@ class OutputParser:
         start = "reasoning" if start_in_reasoning else tokenizer.response_initial_state or "normal"
         self._state = self._machine.make_state(start)
         self._stop = StopStrings(stop)
+        self._json = json_answer
         self._inside = start
         self._text = _Visible()
         self._thought = _Visible(fresh=start_in_reasoning)
@@ -59,6 +62,8 @@ class OutputParser:
         for char in text:
             self._state, (first, *after) = self._machine.split(self._state, char)
             plain += first[1]
+            if self._json and self._inside == "normal" and first[1].strip():
+                self._json, self._state = False, self._machine.make_state("json")
             if after:
                 events += self._take(plain)
                 plain = ""
@@ -95,7 +100,7 @@ class OutputParser:
     def _leave(self, state: str) -> list[ParserEvent]:
         """A marker was read: the words go on in `state`."""
         left, events = self._inside, []
-        if self.stopped:
+        if self.stopped or left == state == "normal":  # a stray closing marker
             return []
         if left == "tool":
             if _inside_json_string(self._call):  # the marker is a word of an argument
