@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models import qwen3_next
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from mlx_streaming.state.fingerprint import fingerprint
 
@@ -21,7 +22,7 @@ def tiny_qwen3_next(seed: int = 0):
         intermediate_size=32,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
         linear_num_value_heads=4,
         linear_num_key_heads=2,
         linear_key_head_dim=8,
@@ -70,3 +71,33 @@ def fresh(model):
 
 def same_bits(a: mx.array, b: mx.array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool(mx.array_equal(a, b))
+
+
+# No model at all: state that is a function of the tokens, so that any restored state can be checked.
+
+
+def imaginary(ids):
+    """[KVCache, ArraysCache] of a deterministic function of `ids`, as if a model had run them."""
+    kv, arrays = KVCache(), ArraysCache(2)
+    if len(ids):
+        sums = np.cumsum(np.array(ids, np.float32) * (1 + np.arange(len(ids))) % 97)
+        rows = sums[:, None] * np.arange(1, 9, dtype=np.float32)
+        keys = mx.array(np.stack([rows, rows + 1])[None]).astype(mx.bfloat16)
+        kv.update_and_fetch(keys, -keys)
+        arrays[0] = mx.array(sums[-4:])[None]
+        arrays[1] = mx.array([len(ids), int(sums[-1])], dtype=mx.int32)
+    return [kv, arrays]
+
+
+def blank():
+    return [KVCache(), ArraysCache(2)]
+
+
+def is_state_of(cache, ids) -> bool:
+    """Whether every bit of `cache` is what `imaginary(ids)` has."""
+    mine, other = cache, imaginary(ids)
+    if [type(c) for c in mine] != [type(c) for c in other] or mine[0].offset != len(ids):
+        return False
+    pairs = [*zip(mine[0].keys_and_values(), other[0].keys_and_values(), strict=True)]
+    pairs += [*zip(mine[1].cache, other[1].cache, strict=True)]
+    return all(same_bits(a, b) for a, b in pairs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .entry import Entry
-from .files import TEMPORARY, EntryFile, Stale, write_entry
+from .files import EntryFile, Stale, entry_file_name, entry_files, write_entry
 from .files import unlink as unlink_file
 from .fingerprint import SCHEMA, Fingerprint
 from .index import Index, Row, VersionMismatch, reset
@@ -222,7 +221,7 @@ class DiskTier:
 
     def _file(self, item: Write, part: str, tensors: Mapping[str, Any]) -> tuple[str, str, int]:
         entry = item.entry
-        name = f"{entry.id}-{part}-{secrets.token_hex(4)}.safetensors"
+        name = entry_file_name(entry.id, part)
         meta = {
             "schema": str(SCHEMA),
             "entry": entry.id,
@@ -270,6 +269,6 @@ class DiskTier:
 
 def garbage(directory: Path, index: Index) -> list[Path]:
     """Entry files and temporary files that no row names."""
-    files = [p for p in directory.iterdir() if p.suffix == ".safetensors" or p.name.endswith(TEMPORARY)]
+    files = entry_files(directory)  # before the index is read: what is filed meanwhile is not garbage
     known = {name for row in index.rows() for name in row.files}
     return [path for path in files if path.name not in known]

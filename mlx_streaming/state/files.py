@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import struct
 import zlib
@@ -35,6 +36,7 @@ CODES = {
 }
 MAX_HEADER = 1 << 26  # bytes
 TEMPORARY = ".partial"
+_OURS = re.compile(r"[0-9a-f]{32}-(rows|state)-[0-9a-f]{8}\.safetensors|\.[0-9a-f]{16}\.partial")
 
 
 class Stale(Exception):
@@ -204,6 +206,16 @@ def write_entry(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, st
         raise
     sync_directory(path.parent)
     return hashlib.sha256(head).hexdigest(), len(head) + at
+
+
+def entry_files(directory: Path) -> list[Path]:
+    """Every file in `directory` that `write_entry` made or began, going by its name."""
+    return [path for path in directory.iterdir() if _OURS.fullmatch(path.name)]
+
+
+def entry_file_name(entry_id: str, part: str) -> str:
+    """A name that nobody has: two processes may write the same entry at once."""
+    return f"{entry_id}-{part}-{secrets.token_hex(4)}.safetensors"
 
 
 def _flat(tensor: Tensor) -> memoryview:

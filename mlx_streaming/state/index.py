@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .entry import Entry
-from .files import unlink
+from .files import entry_files, unlink
 from .fingerprint import SCHEMA, Fingerprint
 
 NAME = "index.db"
@@ -191,10 +191,13 @@ class Index:
         return self.db.execute("SELECT COALESCE(SUM(rows_bytes + state_bytes), 0) FROM entries").fetchone()[0]
 
     def victim(self, spare: str) -> tuple[str, bool] | None:
-        """(id, is it a leaf) of the least recently used entry, not `spare`, that can give something up."""
+        """(id, is it a leaf) of the least recently used entry, not `spare`, that can give something up.
+
+        Leaves without state come first: nothing needs them.
+        """
         query = (
             "SELECT id, NOT EXISTS (SELECT 1 FROM entries c WHERE c.parent = e.id) AS leaf FROM entries e"
-            " WHERE id != ? AND (leaf OR state_file != '') ORDER BY used LIMIT 1"
+            " WHERE id != ? AND (leaf OR state_file != '') ORDER BY state_file = '' DESC, used LIMIT 1"
         )
         found = self.db.execute(query, (spare,)).fetchone()
         return (found[0], bool(found[1])) if found else None
@@ -232,7 +235,7 @@ def reset(directory: Path) -> None:
     """Throw away an index that cannot be used, and every entry file."""
     for name in (NAME, f"{NAME}-wal", f"{NAME}-shm"):
         unlink(directory / name)
-    for path in directory.glob("*.safetensors"):
+    for path in entry_files(directory):
         unlink(path)
 
 

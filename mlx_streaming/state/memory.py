@@ -116,12 +116,10 @@ class MemoryTier:
         return forgotten, thinned
 
     def _victim(self, spare: str) -> Held | None:
-        for held in self.held.values():
-            if held.pending or held.entry.id == spare:
-                continue
-            if held.durable or held.has_state or self._is_leaf(held):
-                return held
-        return None
+        free = [h for h in self.held.values() if not h.pending and h.entry.id != spare]
+        useless = (h for h in free if not h.has_state and self._is_leaf(h))
+        other = (h for h in free if h.durable or h.has_state)
+        return next(useless, None) or next(other, None)
 
     def _is_leaf(self, held: Held) -> bool:
         return all(other.entry.parent != held.entry.id for other in self.held.values())
