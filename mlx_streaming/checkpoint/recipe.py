@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import CheckpointError
 from .index import DTYPE_BYTES
 from .packed import PackedLayer, aligned
-from .spec import PROJECTIONS, ExpertLayer, ModelSpec, Quantization, Segment
+from .spec import ExpertLayer, ModelSpec, Quantization, Segment
 
 # What mx.quantize takes in its affine mode (1 bit is left out: it cannot represent trained experts).
 BITS = (2, 3, 4, 5, 6, 8)
@@ -119,7 +119,7 @@ def _segments(
     experts: ExpertLayer, old: dict[str, Quantization | None], new: dict[str, Quantization | None]
 ) -> tuple[Segment, ...]:
     segments: list[Segment] = []
-    for proj in PROJECTIONS:
+    for proj in old:
         own = [s for s in experts.segments if s.proj == proj]
         if not own or old[proj] == new[proj]:
             segments += own

@@ -9,14 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from . import families
 from .index import TensorIndex, TensorInfo
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-TENSORS = ("weight", "scales", "biases", "bias")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")  # of a SwitchGLU
+_ALL_PROJECTIONS = (*PROJECTIONS, "fc1", "fc2")  # and of a SwitchMLP
+TENSORS = ("weight", "scales", "biases", "bias", "global_scale")
 _EXPERT_TENSOR = re.compile(
-    r"^(?P<prefix>.*?\.?layers\.(?P<layer>\d+)\..+)\.(?P<proj>gate_proj|up_proj|down_proj)\.weight$"
+    rf"^(?P<prefix>.*?\.?layers\.(?P<layer>\d+)\..+)\.(?P<proj>{'|'.join(_ALL_PROJECTIONS)})\.weight$"
 )
-_TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
+# Parts that mlx-lm leaves out of a language model.
+_NOT_LOADED = re.compile(r"(^|\.)(mtp|vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
+_TOP_K_KEYS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+)
 
 
 @dataclass(frozen=True)
@@ -88,27 +99,25 @@ class ModelSpec:
         index = index or TensorIndex.open(path)
         config = _read_json(path / "config.json", required=True)
         generation = _read_json(path / "generation_config.json", required=False)
-        model_type = config.get("model_type")
-        if not isinstance(model_type, str):
-            raise CheckpointError(f"{path / 'config.json'} names no model_type; download it again.")
+        families.check(config, str(path), index.tensors)
         text = text_config(config)
         experts = find_experts(index, text)
         if not experts:
             raise CheckpointError(
-                f"{path} ({model_type}) has no routed experts in its weights, so there is nothing to stream;"
-                " for dense models use the llm-mlx plugin."
+                f"{path} has no stacked experts in its weights; use an MLX conversion of it."
             )
         expert_bytes = sum(e.num_experts * e.expert_bytes for e in experts.values())
+        loaded = [t for name, t in index.tensors.items() if not _NOT_LOADED.search(name)]
         return cls(
             path=path,
             config=config,
-            model_type=model_type,
-            num_layers=_number(text, "num_hidden_layers", path),
+            model_type=config["model_type"],
+            num_layers=text.get("num_hidden_layers") or 1 + max(map(_layer_number, index.tensors)),
             hidden_size=_number(text, "hidden_size", path),
             vocab_size=_number(text, "vocab_size", path),
             max_context=int(text.get("max_position_embeddings") or 2**31),
             experts=experts,
-            trunk_bytes=index.total_bytes() - expert_bytes,
+            trunk_bytes=sum(t.nbytes for t in loaded) - expert_bytes,
             quantization=config.get("quantization") or {},
             generation_config=generation,
             eos_ids=_eos_ids(config, text, generation),
@@ -127,11 +136,12 @@ def find_experts(index: TensorIndex, text: dict[str, Any]) -> dict[int, ExpertLa
     Raises:
         CheckpointError: a layer's stacked tensors disagree about the number of experts.
     """
-    top_k = next((int(text[k]) for k in _TOP_K_KEYS if text.get(k)), 1)
+    top_k = next((text[k] for k in _TOP_K_KEYS if text.get(k)), 1)
+    top_k = max(top_k) if isinstance(top_k, list) else int(top_k)
     prefixes: dict[str, int] = {}
     for name, info in index.tensors.items():
         match = _EXPERT_TENSOR.match(name)
-        if match and len(info.shape) == 3:
+        if match and len(info.shape) == 3 and not _NOT_LOADED.search(name):
             prefixes[match["prefix"]] = int(match["layer"])
     found = {}
     for prefix, layer in sorted(prefixes.items(), key=lambda item: item[1]):
@@ -158,12 +168,17 @@ def find_experts(index: TensorIndex, text: dict[str, Any]) -> dict[int, ExpertLa
 
 def layer_tensors(index: TensorIndex, prefix: str) -> dict[tuple[str, str], TensorInfo]:
     """The stacked tensors below `prefix`, keyed by (projection, tensor), in a fixed order."""
-    names = {(p, t): f"{prefix}.{p}.{t}" for p in PROJECTIONS for t in TENSORS}
+    names = {(p, t): f"{prefix}.{p}.{t}" for p in _ALL_PROJECTIONS for t in TENSORS}
     return {key: index.tensors[name] for key, name in names.items() if name in index.tensors}
 
 
 def _segment(proj: str, tensor: str, info: TensorInfo) -> Segment:
     return Segment(proj, tensor, info.dtype, info.shape[1:], info.nbytes // info.shape[0])
+
+
+def _layer_number(name: str) -> int:
+    match = re.search(r"\.layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 def _number(text: dict[str, Any], key: str, path: Path) -> int:

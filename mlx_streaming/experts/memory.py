@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..checkpoint.spec import PROJECTIONS, ExpertLayer, ModelSpec
+from ..checkpoint.spec import TENSORS, ExpertLayer, ModelSpec
 from ..config import EngineConfig
 from ..errors import CheckpointError
 from . import lookahead
@@ -146,32 +146,50 @@ class ExpertMemory:
 
 
 def _parent(root: nn.Module, layer: ExpertLayer) -> tuple[nn.Module, str]:
-    from mlx_lm.models.switch_layers import SwitchGLU
+    """The module that holds the experts of `layer`, and their name in it.
 
-    *path, name = layer.prefix.split(".")
+    A file may lack the outer part of a module's path (or have more of it) where mlx-lm renames while loading.
+    """
+    from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
+
+    prefix = layer.prefix
+    if not isinstance(_at(root, prefix), SwitchGLU | SwitchMLP):
+        dotted = f".{prefix}"
+        paths = [
+            path
+            for path, module in root.named_modules()
+            if isinstance(module, SwitchGLU | SwitchMLP)
+            and (dotted.endswith(f".{path}") or f".{path}".endswith(dotted))
+        ]
+        if len(paths) != 1:
+            raise CheckpointError(
+                f"The experts at {prefix} are not a SwitchGLU in mlx-lm's model;"
+                " this type cannot be streamed."
+            )
+        prefix = paths[0]
+    outer, _, name = prefix.rpartition(".")
+    return _at(root, outer), name
+
+
+def _at(root: nn.Module, path: str) -> nn.Module | None:
+    """The module at the dotted `path` below `root`, or None."""
     node = root
     try:
-        for part in path:
+        for part in path.split("."):
             node = node[int(part)] if isinstance(node, list) else node[part]
-        inner = node[name]
     except (KeyError, IndexError, ValueError, TypeError):
-        inner = None
-    if not isinstance(inner, SwitchGLU):
-        raise CheckpointError(
-            f"The experts at {layer.prefix} are not a SwitchGLU in mlx-lm's model;"
-            " this type cannot be streamed."
-        )
-    return node, name
+        return None
+    return node
 
 
 def _bind(inner: nn.Module, pool: Pool, quantization: dict[str, Quantization | None] | None) -> None:
     """Give the projections of `inner` the pool's arrays (and their bits, where the source knows better)."""
-    for proj in PROJECTIONS:
+    for proj in dict.fromkeys(s.proj for s in pool.segments):
         wanted = {s.tensor: a for s, a in zip(pool.segments, pool.arrays, strict=True) if s.proj == proj}
         if quantization is not None:
             inner[proj] = _projection(inner[proj], quantization[proj])
         module = inner[proj]
-        have = {n for n in ("weight", "scales", "biases", "bias") if isinstance(module.get(n), mx.array)}
+        have = {n for n in TENSORS if isinstance(module.get(n), mx.array)}
         if have != set(wanted):
             raise CheckpointError(
                 f"Layer {pool.layer} {proj} has {sorted(wanted)} on disk but its config asks for"

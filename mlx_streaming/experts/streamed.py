@@ -59,9 +59,10 @@ class StreamedExperts(nn.Module):
         self.quiesce()
         stats.sync_s += time.perf_counter() - start
         flat = chosen.reshape(-1)
-        single = flat.size == chosen.shape[-1]
-        needed = flat if single else np.unique(flat)
-        if single:
+        # One token's choices are distinct, except where a router maps its empty choices to one expert.
+        distinct = flat.size == chosen.shape[-1] == len(set(flat.tolist()))
+        needed = flat if distinct else np.unique(flat)
+        if distinct:
             self._counts[flat] += 1
         else:
             self._counts += np.bincount(flat, minlength=pool.num_experts)
