@@ -37,6 +37,7 @@ def requantise(
             group_size=source.group_size,
             bits=source.bits,
             mode=source.mode,
+            global_scale=arrays.get("global_scale"),
         ).astype(mx.float32)
     weight, scales, biases = mx.quantize(values, target.group_size, target.bits, mode=target.mode)
     floats = _MLX[new["scales"].dtype]
