@@ -126,7 +126,13 @@ class Turn:
         """Yield events until the answer ends; returns the finish reason."""
         request = self.request
         text = StreamingText(self.engine.tokenizer)
-        parser = OutputParser(self.engine.tokenizer, request.tools, encoded.starts_in_reasoning, request.stop)
+        parser = OutputParser(
+            self.engine.tokenizer,
+            request.tools,
+            encoded.starts_in_reasoning,
+            request.stop,
+            json_answer=request.schema is not None,
+        )
         eos = self.engine.eos_ids
         finish = "length"
         for token in tokens:
