@@ -1,17 +1,27 @@
-"""The sync and async model classes: llm calls `execute`, the owner runs the engine."""
+"""The sync and async model classes: llm calls `execute`, the owner runs the engine.
+
+Every `llm` command that lists models imports this module, so what only an answer needs is imported there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llm
 from llm.parts import StreamEvent
 
-from . import terminal, transcript
-from .exchange import Exchange
-from .options import Options
-from .owner import OWNER
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+
+class _LazyOptions:
+    """The options class, made when it is first asked for: pydantic takes longer over it than all the rest."""
+
+    def __get__(self, instance: Any, owner: type) -> type[llm.Options]:
+        from .options import Options
+
+        return Options
 
 
 class _Streaming:
@@ -19,8 +29,7 @@ class _Streaming:
     supports_schema = True
     supports_tools = True
 
-    class Options(Options):
-        pass
+    Options = _LazyOptions()
 
     def __init__(self, model_id: str):
         self.model_id = model_id
@@ -36,6 +45,9 @@ class StreamingModel(_Streaming, llm.Model):
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[StreamEvent]:
         from mlx_streaming.errors import EngineError
+
+        from . import terminal, transcript
+        from .exchange import Exchange
 
         try:
             yield from _answer(Exchange(self.model_id, prompt, response, conversation))
@@ -56,6 +68,10 @@ class AsyncStreamingModel(_Streaming, llm.AsyncModel):
     ) -> AsyncGenerator[StreamEvent, None]:
         from mlx_streaming.errors import EngineError
 
+        from . import terminal
+        from .exchange import Exchange
+        from .owner import OWNER
+
         try:
             exchange = Exchange(self.model_id, prompt, response, conversation)
             pipe = terminal.Pipe()
@@ -75,6 +91,9 @@ class AsyncStreamingModel(_Streaming, llm.AsyncModel):
 
 
 def _answer(exchange: Exchange) -> Iterator[StreamEvent]:
+    from . import terminal
+    from .owner import OWNER
+
     pipe = terminal.Pipe()
     events = OWNER.stream(exchange.turn)
     try:

@@ -44,20 +44,23 @@ class Options(llm.Options):
         default=None, ge=-2, le=2, description="Subtracted from a token's score for each recent use"
     )
     thinking: Literal["on", "off"] | None = Field(
-        default=None, description="Reason before answering, where the chat template has a switch for it"
+        default=None,
+        description="on or off: reason before answering, where the chat template has a switch for it",
     )
     thinking_budget: int | None = Field(
         default=None, ge=0, description="Most tokens to reason with before the answer must begin"
     )
     grammar: Literal["on", "off"] | None = Field(
-        default=None, description="Keep tool calls and schemas valid while they are written (default: on)"
+        default=None,
+        description="on or off: keep tool calls and schemas valid while they are written (default: on)",
     )
     mtp: Literal["off", "auto", "1", "2", "3"] | None = Field(
-        default=None, description="Tokens guessed ahead by the multi-token-prediction head (default: auto)"
+        default=None,
+        description="off, auto, 1, 2 or 3: tokens guessed ahead by the multi-token-prediction head",
     )
     cache: Literal["on", "memory", "off"] | None = Field(
         default=None,
-        description="Keep the conversation's state for the next turn: on disk (on), in this process, or not",
+        description="on, memory or off: keep the conversation's state on disk, in this process, or not",
     )
     slots: int | None = Field(
         default=None, ge=1, description="Experts kept in memory for each layer (default: planned from memory)"

@@ -72,13 +72,14 @@ def add(
         return _offer_cached(yes)
     if path is None:
         raise click.UsageError("Give a PATH, or --from-cache to see what the Hugging Face cache holds.")
+    kept_settings = _parse_settings(settings)
     directory, hub, revision = _locate(path)
     _check(directory)
     checkpoint = registry.Checkpoint(
         name=name or (hub or directory.name).split("/")[-1],
         path=directory,
         revision=revision,
-        settings=_parse_settings(settings),
+        settings=kept_settings,
         hub=hub,
         aliases=aliases,
     )
