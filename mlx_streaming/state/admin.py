@@ -183,11 +183,8 @@ def _check_entry(directory: Path, row: Row, rows: dict[str, Row], report: Report
         if not name:
             continue
         try:
-            file = EntryFile(directory / name, check)
-            try:
-                report.nbytes += file.verify()
-            finally:
-                file.close()
+            file = EntryFile.read(directory / name, check, entry_id)
+            report.nbytes += file.verify()
             if file.meta["entry"] != entry_id or file.meta["fingerprint"] != row.fingerprint:
                 raise Stale("layout")
         except Stale as stale:

@@ -36,36 +36,31 @@ class Write:
 
 
 class StoredLink:
-    """One link of a chain on disk: its files, open. Close it after use."""
+    """One link of a chain on disk; of its state only what `with_state` asks for.
+
+    Raises:
+        Stale: the files are missing or not what the index says.
+    """
 
     def __init__(self, directory: Path, row: Row, with_state: bool):
         self.layout = row.entry.layout
         self.starts: dict[str, int] = {}
         self.rows: Mapping[str, Any] = {}
         self.whole: Mapping[str, Any] = {}
-        self.opened: list[EntryFile] = []
-        try:
-            if row.rows_file:
-                file = self._open(directory / row.rows_file, row.rows_check, row.entry)
-                self.rows, self.starts = file.tensors, json.loads(file.meta["starts"])
-            if with_state:
-                if not row.state_file:
-                    raise Stale("state")
-                self.whole = self._open(directory / row.state_file, row.state_check, row.entry).tensors
-        except Stale as stale:
-            self.close()
-            raise Stale(stale.reason, row.entry.id) from None
+        if row.rows_file:
+            file = _header(directory / row.rows_file, row.rows_check, row.entry)
+            self.rows, self.starts = file.tensors, json.loads(file.meta["starts"])
+        if with_state:
+            if not row.state_file:
+                raise Stale("state", row.entry.id)
+            self.whole = _header(directory / row.state_file, row.state_check, row.entry).tensors
 
-    def _open(self, path: Path, check: str, entry: Entry) -> EntryFile:
-        file = EntryFile(path, check)
-        self.opened.append(file)
-        if file.meta["entry"] != entry.id or json.loads(file.meta["layout"]) != entry.layout:
-            raise Stale("layout")
-        return file
 
-    def close(self) -> None:
-        for file in self.opened:
-            file.close()
+def _header(path: Path, check: str, entry: Entry) -> EntryFile:
+    file = EntryFile.read(path, check, entry.id)
+    if file.meta["entry"] != entry.id or json.loads(file.meta["layout"]) != entry.layout:
+        raise Stale("layout", entry.id)
+    return file
 
 
 class DiskTier:
@@ -127,7 +122,7 @@ class DiskTier:
             return [entry_id]
 
     def open(self, row: Row, with_state: bool) -> StoredLink:
-        """Open an entry's files.
+        """An entry as a link of a chain.
 
         Raises:
             Stale: they are missing or not what the index says.

@@ -13,7 +13,8 @@ import re
 import secrets
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,80 +75,74 @@ class Tensor:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of an open entry file: where it lies and the checksum it must have."""
+    """One tensor of an entry file: where it lies and the checksum it must have.
+
+    The file is opened for each read: a long conversation has more entries than a process may have open files.
+    """
 
     code: str
     shape: tuple[int, ...]
     nbytes: int
     offset: int
     crc: int
-    fd: int
+    path: Path
+    entry: str
 
     def read_into(self, views: Iterable[np.ndarray]) -> None:
         """Read into flat byte views that add up to its size, checking the CRC-32 on the way.
 
         Raises:
-            Stale: the file is shorter than its header says, or its bytes have changed.
+            Stale: the file is gone or shorter than its header says, or its bytes have changed.
         """
         at, crc = self.offset, 0
-        for view in views:
-            part = memoryview(view)
-            while len(part):
-                got = os.preadv(self.fd, [part], at)
-                if got <= 0:
-                    raise Stale("truncated")
-                crc = zlib.crc32(part[:got], crc)
-                part = part[got:]
-                at += got
+        with _opened(self.path, self.entry) as fd:
+            for view in views:
+                part = memoryview(view)
+                while len(part):
+                    got = os.preadv(fd, [part], at)
+                    if got <= 0:
+                        raise Stale("truncated", self.entry)
+                    crc = zlib.crc32(part[:got], crc)
+                    part = part[got:]
+                    at += got
         if crc != self.crc:
-            raise Stale("checksum")
+            raise Stale("checksum", self.entry)
 
 
+@dataclass(frozen=True)
 class EntryFile:
-    """An entry file open for reading; a file unlinked meanwhile stays readable until `close`.
+    """The header of an entry file: `meta` as given to `write_entry`, and where its tensors are."""
 
-    Args:
-        path: the file. check: SHA-256 hex that its header must have.
+    meta: dict[str, str]
+    tensors: dict[str, StoredTensor]
 
-    Raises:
-        Stale: missing, truncated, or not the file that the index describes.
-    """
+    @classmethod
+    def read(cls, path: Path, check: str, entry: str) -> EntryFile:
+        """Read and check the header; `check` is the SHA-256 hex it must have, `entry` whose file it is.
 
-    def __init__(self, path: Path, check: str):
-        try:
-            self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError:
-            raise Stale("missing") from None
-        try:
-            self.meta, self.tensors = self._header(check)
-        except BaseException:
-            os.close(self.fd)
-            raise
-
-    def _header(self, check: str) -> tuple[dict, dict[str, StoredTensor]]:
-        try:
-            size = os.fstat(self.fd).st_size
-            prefix = os.pread(self.fd, 8, 0)
-            length = struct.unpack("<Q", prefix)[0]
-            if not 0 < length <= min(MAX_HEADER, size):
-                raise Stale("truncated")
-            text = os.pread(self.fd, length, 8)
-        except (OSError, struct.error):
-            raise Stale("truncated") from None
+        Raises:
+            Stale: missing, truncated, or not the file that the index describes.
+        """
+        with _opened(path, entry) as fd:
+            size = os.fstat(fd).st_size
+            prefix = os.pread(fd, 8, 0)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or not 0 < length <= min(MAX_HEADER, size):
+                raise Stale("truncated", entry)
+            text = os.pread(fd, length, 8)
         if hashlib.sha256(prefix + text).hexdigest() != check:
-            raise Stale("checksum")
+            raise Stale("checksum", entry)
         header = json.loads(text)
         meta = header.pop("__metadata__")
         crcs = json.loads(meta["crc32"])
         tensors, end = {}, 0
         for name, spec in header.items():
             start, end = spec["data_offsets"]
-            tensors[name] = StoredTensor(
-                spec["dtype"], tuple(spec["shape"]), end - start, 8 + length + start, crcs[name], self.fd
-            )
+            place = (end - start, 8 + length + start, crcs[name], path, entry)
+            tensors[name] = StoredTensor(spec["dtype"], tuple(spec["shape"]), *place)
         if size != 8 + length + end:
-            raise Stale("truncated")
-        return meta, tensors
+            raise Stale("truncated", entry)
+        return cls(meta, tensors)
 
     def verify(self) -> int:
         """Read everything and check it; returns the bytes compared.
@@ -155,20 +150,31 @@ class EntryFile:
         Raises:
             Stale: as `StoredTensor.read_into`.
         """
-        total = 0
         for tensor in self.tensors.values():
             tensor.read_into([np.empty(tensor.nbytes, np.uint8)])
-            total += tensor.nbytes
-        return total
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+
+@contextmanager
+def _opened(path: Path, entry: str) -> Iterator[int]:
+    """A file descriptor; every failure of the system is a reason not to use the entry."""
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        yield fd
+    except FileNotFoundError:
+        raise Stale("missing", entry) from None
+    except OSError:
+        raise Stale("unreadable", entry) from None
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def write_entry(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> tuple[str, int]:
     """Write a safetensors file that appears under `path` only when it is whole and on the disk.
+
+    The rename itself need not be durable: a row whose file is missing is dropped.
 
     Returns:
         (SHA-256 hex of the header, size in bytes).
@@ -204,7 +210,6 @@ def write_entry(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, st
     except BaseException:
         unlink(temporary)
         raise
-    sync_directory(path.parent)
     return hashlib.sha256(head).hexdigest(), len(head) + at
 
 
@@ -234,17 +239,3 @@ def unlink(path: Path) -> None:
         os.unlink(path)
     except OSError:
         pass
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory durable where the system can."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass
-    finally:
-        os.close(fd)

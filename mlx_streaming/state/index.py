@@ -28,6 +28,12 @@ CREATE TABLE IF NOT EXISTS entries (
     created REAL NOT NULL, used INTEGER NOT NULL
 )"""
 
+_COLUMNS = (
+    *("id", "parent", "first", "last", "kind", "tokens", "layout", "hot"),
+    *("fingerprint", "model", "setup", "label", "rows_file", "rows_check", "rows_bytes"),
+    *("state_file", "state_check", "state_bytes", "created", "used"),
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -100,6 +106,9 @@ class Index:
             self.db.execute("CREATE INDEX IF NOT EXISTS by_end ON entries(fingerprint, last)")
             self.db.execute(f"PRAGMA user_version={SCHEMA}")
             self.db.execute("COMMIT")
+        columns = tuple(found[1] for found in self.db.execute("PRAGMA table_info(entries)"))
+        if columns != _COLUMNS:
+            raise sqlite3.DatabaseError("not an index of snapshots")
 
     def close(self) -> None:
         self.db.close()

@@ -38,9 +38,6 @@ class Held:
     def whole(self) -> dict:
         return dict(self.snapshot.whole)
 
-    def close(self) -> None:
-        """Nothing to give back."""
-
 
 class MemoryTier:
     """Entries by id, in order of use (the last one is the most recent)."""

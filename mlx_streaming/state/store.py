@@ -146,8 +146,7 @@ class StateStore:
             if link is None:
                 raise Stale("parent" if chain else "missing", child)
             entry = link.entry
-            own = np.frombuffer(entry.tokens, np.int32)
-            if entry.end != end or not np.array_equal(own, tokens[entry.start : end]):
+            if entry.end != end or entry.tokens != tokens[entry.start : end].tobytes():
                 raise Stale("tokens", entry_id)
             chain.append(link)
             child, entry_id, end = entry_id, entry.parent, entry.start
@@ -167,17 +166,12 @@ class StateStore:
 
     def load(self, match: Match, fresh: Sequence[Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
         """Read a match; see `Match.load`."""
-        links: list[Any] = []
-        try:
-            for i, link in enumerate(match.chain):
-                if isinstance(link, Held):
-                    links.append(link)
-                else:
-                    links.append(self.disk.open(link, with_state=i == len(match.chain) - 1))
-            return rebuild(links, fresh)
-        finally:
-            for link in links:
-                link.close()
+        tip = match.chain[-1]
+        links = [
+            link if isinstance(link, Held) else self.disk.open(link, with_state=link is tip)
+            for link in match.chain
+        ]
+        return rebuild(links, fresh)
 
     def restore(
         self, ids: Sequence[int], fresh: Callable[[], Sequence[Any]], equal: bool = False
