@@ -40,8 +40,8 @@ def decode(
 ) -> Iterator[int]:
     """Yields token after token, without end: the caller stops at end-of-turn, limit or interruption.
 
-    `logits` (1, vocab) are those after the prompt, `history` the tokens so far. When a token is yielded, the
-    cache covers everything up to and including it (its forward is dispatched), and nothing beyond.
+    `logits` (1, vocab) are those after the prompt, `history` the tokens so far. When a token is yielded,
+    the cache covers everything up to and including it (its forward is dispatched), and nothing beyond.
 
     Without a grammar the next token is computed while the caller handles this one, as in mlx-lm's
     `generate_step`. A grammar needs each token on the host before the next mask; then only the forward

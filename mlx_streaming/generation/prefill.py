@@ -40,9 +40,9 @@ def prefill(
 
     The shape is that of mlx-lm's `generate_step`: everything but the last token in chunks, then the last
     token alone, so the same cache and logits come out bit for bit. `start` is the absolute position of
-    tokens[0] (the length that `cache` already covers). At every position of `boundaries` (absolute, up to and
-    including the end) the cache covers exactly that many tokens and is evaluated when `on_boundary(position)`
-    is called. `on_progress(done, total)` counts tokens of this call.
+    tokens[0] (the length that `cache` already covers). At every position of `boundaries` (absolute, up to
+    and including the end) the cache covers exactly that many tokens and is evaluated when
+    `on_boundary(position)` is called. `on_progress(done, total)` counts tokens of this call.
 
     Raises:
         PromptError: there are no tokens.

@@ -1,5 +1,9 @@
 """From logits to the next token: penalties, grammar mask, temperature, filters, seeded draws.
 
+The randomness of the n-th token is fixed by the seed and n alone (Gumbel noise over the vocabulary: the
+token is the argmax of log-probability plus noise). Whoever computes the same distribution for that place
+draws the same token, whether alone or while drafting and verifying several at once.
+
 The order is that of Hugging Face transformers and vLLM: penalties, grammar mask, temperature, top-k, top-p,
 min-p. The single filters and penalties are mlx-lm's (`mlx_lm.sample_utils`); they get float32 normalised
 log-probabilities, which its top-p and min-p need to be right.
@@ -17,6 +21,7 @@ import mlx.core as mx
 from ..errors import PromptError
 from ..request import Sampling
 
+DRAW, DRAFT, ACCEPT, RESIDUAL = range(4)  # what random numbers are for
 NEUTRAL = {
     "temperature": 0.0,
     "top_p": 1.0,
@@ -29,7 +34,7 @@ NEUTRAL = {
 
 
 def resolve(sampling: Sampling, generation_config: Mapping[str, Any]) -> Sampling:
-    """`sampling` with each None replaced by the checkpoint's value or the neutral one; seed drawn if None.
+    """`sampling` with each None replaced by the checkpoint's value or the neutral one (not the seed).
 
     A generation config that says `do_sample: false` means greedy unless the caller gave a temperature.
     """
@@ -44,8 +49,7 @@ def resolve(sampling: Sampling, generation_config: Mapping[str, Any]) -> Samplin
         if value is None:
             value = config.get(name)
         filled[name] = neutral if value is None else type(neutral)(value)
-    seed = secrets.randbits(31) if sampling.seed is None else sampling.seed
-    return replace(sampling, **filled, seed=seed)
+    return replace(sampling, **filled)
 
 
 def check(sampling: Sampling) -> None:
@@ -71,7 +75,8 @@ def check(sampling: Sampling) -> None:
 class Sampler:
     """Draws tokens under one `Sampling`; its random numbers come from the seed alone.
 
-    `sampling` fields that are None count as neutral (`resolve` fills them from the checkpoint).
+    Fields of `sampling` that are None count as neutral (`resolve` fills them from the checkpoint).
+    `position` counts the tokens drawn; `seeded` tells whether the caller chose the seed.
     """
 
     def __init__(self, sampling: Sampling, vocab_size: int):
@@ -79,8 +84,9 @@ class Sampler:
         self.sampling = sampling = resolve(sampling, {})
         self.vocab_size = vocab_size
         self.greedy = sampling.temperature == 0
-        self.seed = sampling.seed
-        self._key = mx.random.key(sampling.seed)
+        self.seeded = sampling.seed is not None
+        self.seed = sampling.seed if self.seeded else secrets.randbits(31)
+        self.position = 0
         self._penalties = _penalties(sampling)
 
     @property
@@ -128,7 +134,8 @@ class Sampler:
         return mx.put_along_axis(mx.full(scores.shape, -mx.inf), kept, values, axis=-1)
 
     def _survivors(self, scores: mx.array) -> tuple[mx.array | None, mx.array]:
-        """Temperature and filters: (token ids, log-probabilities), both (rows, k), or (None, (rows, vocab)).
+        """Temperature and filters: (token ids, log-probabilities), both (rows, k), or (None, (rows,
+        vocab)).
 
         After top-k only k entries can survive: the other filters sort k values instead of the vocabulary.
         """
@@ -145,27 +152,52 @@ class Sampler:
             values = apply_min_p(values, self.sampling.min_p)
         return kept, _normalise(values)
 
-    def draw(self, logprobs: mx.array) -> mx.array:
-        """One token per row (rows,) from log-probabilities (rows, vocab)."""
-        if self.greedy:
-            return mx.argmax(logprobs, axis=-1)
-        return mx.random.categorical(logprobs, key=self.next_key())
-
-    def sample(
-        self, logits: mx.array, history: Sequence[int] | mx.array = (), mask: mx.array | None = None
+    def pick(
+        self,
+        logits: mx.array,
+        history: Sequence[int] | mx.array = (),
+        mask: mx.array | None = None,
+        offset: int = 0,
     ) -> mx.array:
-        """One token per row (rows,) from logits; the distribution is `filtered`'s."""
+        """Tokens (rows,) drawn from `filtered`; row j is the token at `position + offset + j`.
+
+        Nothing moves on: the same call gives the same tokens.
+        """
         scores = self.scores(logits, history, mask)
         if self.greedy:
             return mx.argmax(scores, axis=-1)
         kept, values = self._survivors(scores)
-        drawn = self.draw(values)
-        return drawn if kept is None else mx.take_along_axis(kept, drawn[..., None], axis=-1).squeeze(-1)
+        noise = self._noise(offset, logits.shape)
+        if kept is None:
+            return mx.argmax(values + noise, axis=-1)
+        best = mx.argmax(values + mx.take_along_axis(noise, kept, axis=-1), axis=-1, keepdims=True)
+        return mx.take_along_axis(kept, best, axis=-1).squeeze(-1)
 
-    def next_key(self) -> mx.array:
-        """The next key of this sampler's own chain; mlx's global random state is never touched."""
-        self._key, key = mx.random.split(self._key)
-        return key
+    def sample(
+        self, logits: mx.array, history: Sequence[int] | mx.array = (), mask: mx.array | None = None
+    ) -> mx.array:
+        """The token (1,) at `position`, which moves on by one."""
+        token = self.pick(logits, history, mask)
+        self.position += 1
+        return token
+
+    def _noise(self, offset: int, shape: tuple[int, int]) -> mx.array:
+        """Gumbel noise (rows, vocab) of the tokens from `position + offset` on."""
+        rows, vocab = shape
+        keys = [self.key(DRAW, self.position + offset + j) for j in range(rows)]
+        return mx.concatenate([mx.random.gumbel((1, vocab), key=key) for key in keys])
+
+    def key(self, purpose: int, number: int) -> mx.array:
+        """A key of this sampler's own; mlx's global random state is never touched."""
+        return mx.random.key((_mix(4 * self.seed + purpose) + number) % 2**64)
+
+
+def _mix(value: int) -> int:
+    """splitmix64's finaliser: seeds 0, 1, 2 become unrelated starts (Steele et al., 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+    return value ^ (value >> 31)
 
 
 def _normalise(logprobs: mx.array) -> mx.array:
