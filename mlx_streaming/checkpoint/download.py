@@ -101,11 +101,14 @@ def require_space(hub: HubRepo, files: Sequence[HubFile] | None = None, extra: i
     Raises:
         CapacityError: with both numbers.
     """
+    check_space(repo_folder(hub.repo), missing_bytes(hub, files) + extra, f"{hub.repo} needs")
+
+
+def missing_bytes(hub: HubRepo, files: Sequence[HubFile] | None = None) -> int:
+    """Bytes that are still to be fetched of `files` (None: of the checkpoint)."""
     folder = repo_folder(hub.repo)
     wanted = hub.checkpoint_files() if files is None else files
-    missing = [f for f in wanted if not _in_cache(folder, hub, f)]
-    need = sum(f.size - _partial_size(folder, f) for f in missing) + extra
-    check_space(folder, need, f"{hub.repo} needs")
+    return sum(f.size - _partial_size(folder, f) for f in wanted if not _in_cache(folder, hub, f))
 
 
 def check_space(where: Path, need: int, what: str) -> None:
