@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from .checkpoint.spec import ModelSpec
 from .checkpoint.tokenizer import load_tokenizer
 from .config import EngineConfig
 from .experts.memory import ExpertMemory
+from .experts.plan import Plan, apply_limits, plan_checkpoint
+from .experts.profile import by_usage, from_file
 from .experts.source import ExpertSource, InPlaceSource
 from .experts.usage import add_usage, hottest, load_usage
 from .request import Status
@@ -32,6 +34,7 @@ class Engine:
 
     spec: ModelSpec
     config: EngineConfig
+    plan: Plan
     model: Any
     tokenizer: Any
     template: ChatTemplate
@@ -46,7 +49,7 @@ class Engine:
     @property
     def context(self) -> int:
         """Tokens that a conversation may have."""
-        return min(self.config.context or self.spec.max_context, self.spec.max_context)
+        return self.plan.context
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -90,8 +93,10 @@ def load_engine(
     identity = hashlib.sha256(f"{index.digest()}|{source.identity()}".encode()).hexdigest()
     usage_path = config.usage_path(identity)
     usage = load_usage(usage_path) if usage_path else {}
+    plan = plan_checkpoint(spec, config)
+    apply_limits(plan)
     model = build_model(spec)
-    memory = ExpertMemory.install(model, spec, source, config, plan_slots(spec, config))
+    memory = ExpertMemory.install(model, spec, source, config, shape_slots(plan, spec, usage, config))
     if config.warm:
         memory.warm(hottest(usage, memory.slots))
     load_trunk(model)
@@ -102,12 +107,12 @@ def load_engine(
         (spec.path / "config.json").read_bytes(),
         kv_format=config.kv_bits,
         template=template.digest(),
-        chunk=config.prefill_chunk,
+        chunk=plan.chunk,
     )
     directory = Path(config.cache_dir) if config.cache_dir else None
-    store = StateStore(directory, config.cache_memory, config.cache_quota, mark, spec.path.name)
+    store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
     session = Session(store, model)
-    engine = Engine(spec, config, model, tokenizer, template, memory, session, identity)
+    engine = Engine(spec, config, plan, model, tokenizer, template, memory, session, identity)
     engine.load_s = time.perf_counter() - started
     return engine
 
@@ -125,6 +130,26 @@ def open_source(spec: ModelSpec, index: TensorIndex, config: EngineConfig) -> Ex
     return InPlaceSource(spec, index)
 
 
-def plan_slots(spec: ModelSpec, config: EngineConfig) -> dict[int, int]:
-    """Slots per layer."""
-    return {n: min(config.slots or e.num_experts, e.num_experts) for n, e in spec.experts.items()}
+def shape_slots(
+    plan: Plan, spec: ModelSpec, usage: Mapping[int, np.ndarray], config: EngineConfig
+) -> dict[int, int]:
+    """Slots per layer: the plan's, shared out among its streamed layers by `config.profile`.
+
+    "auto" follows the usage of past runs once there is any, "off" keeps the plan's even shares, a file gives
+    {"slots": {layer: count}}. The total stays the plan's, and so does the memory.
+
+    Raises:
+        EngineError: the profile file cannot be used.
+    """
+    if config.profile not in ("auto", "off"):
+        return from_file(Path(config.profile), plan.slots, plan.experts)
+    streamed = {n: e for n, e in plan.experts.items() if n not in plan.resident}
+    if config.profile == "off" or not streamed or not any(n in usage for n in streamed):
+        return dict(plan.slots)
+    spare = config.lookahead_budget if config.lookahead else 0
+    least = {n: min(plan.slots[n], spec.experts[n].top_k + spare) for n in streamed}
+    # A streamed layer keeps at least one expert outside: with all of them inside it would become resident.
+    room = {n: e - 1 for n, e in streamed.items()}
+    budget = sum(plan.slots[n] for n in streamed)
+    shares = by_usage(budget, {n: usage[n] for n in streamed if n in usage}, streamed, least, room)
+    return dict(plan.slots) | shares

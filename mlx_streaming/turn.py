@@ -112,7 +112,7 @@ class Turn:
             engine.model,
             ids[cached:],
             start.cache,
-            chunk=config.prefill_chunk,
+            chunk=engine.plan.chunk,
             start=cached,
             on_progress=lambda done, total: request.on_status(Status("prefill", done, total)),
             should_stop=request.should_stop,
