@@ -159,7 +159,12 @@ def engine_config(checkpoint: registry.Checkpoint, options: Any) -> Any:
     cache_dir = config.cache_dir or str(registry.home() / "cache")
     if (llm.user_dir() / "logs-off").exists():  # `llm logs off`: conversations leave no trace on disk
         cache_dir = None
-    return replace(config, cache_dir=cache_dir, usage_dir=config.usage_dir or str(registry.home() / "usage"))
+    return replace(
+        config,
+        cache_dir=cache_dir,
+        usage_dir=config.usage_dir or str(registry.home() / "usage"),
+        mtp_dir=config.mtp_dir or str(registry.home() / "mtp"),
+    )
 
 
 def make_request(

@@ -52,7 +52,7 @@ class EngineConfig:
     cache_memory: limit of the memory tier; snapshot_every: tokens between snapshots in a long prefill.
     kv_bits: "" (full precision) or "k4v3" and the like.
     mtp: "off", "auto", "1", "2", "3"; mtp_hidden: "post" or "pre" final norm; mtp_slots: pool of the head;
-    mtp_bits: bits of the head's trunk (16: as released).
+    mtp_bits: bits of the head's trunk (16: as released); mtp_dir: where a raw head is kept once converted.
     quiet: no progress on stderr. backend: see backend.open_backend.
     """
 
@@ -82,6 +82,7 @@ class EngineConfig:
     mtp_hidden: str = "post"
     mtp_slots: int | None = None
     mtp_bits: int = 8
+    mtp_dir: str | None = None
     usage_dir: str | None = None
     quiet: bool = False
     backend: str = "mlx"

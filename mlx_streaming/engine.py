@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mlx.nn as nn
 import numpy as np
 
 from .chat.template import ChatTemplate
 from .checkpoint.index import TensorIndex
 from .checkpoint.load import build_model, load_trunk
+from .checkpoint.mtp_extract import find_head
 from .checkpoint.spec import ModelSpec
 from .checkpoint.tokenizer import load_tokenizer
 from .config import EngineConfig
@@ -22,6 +24,9 @@ from .experts.plan import Plan, apply_limits, plan_checkpoint
 from .experts.profile import by_usage, from_file
 from .experts.source import ExpertSource, InPlaceSource
 from .experts.usage import add_usage, hottest, load_usage
+from .generation.depth import DepthControl
+from .generation.mtp import MTPHead
+from .generation.mtp_load import load_head
 from .request import Status
 from .state.fingerprint import fingerprint
 from .state.session import Session
@@ -41,8 +46,10 @@ class Engine:
     memory: ExpertMemory
     session: Session
     identity: str
+    head: MTPHead | None = None
     load_s: float = 0.0
     tokens_run: int = 0
+    _depths: dict[str, DepthControl] = field(default_factory=dict)
     _counted: dict[int, np.ndarray] = field(default_factory=dict)
     _tokens_counted: int = 0
 
@@ -55,6 +62,12 @@ class Engine:
     def eos_ids(self) -> frozenset[int]:
         """Every token that ends a turn."""
         return frozenset(self.spec.eos_ids) | frozenset(self.tokenizer.eos_token_ids)
+
+    def depth(self, mode: str) -> DepthControl:
+        """How deep to draft, with what was learned in earlier turns; `mode` is "auto", "1", "2" or "3"."""
+        if mode not in self._depths:
+            self._depths[mode] = DepthControl(mode)
+        return self._depths[mode]
 
     def settle(self) -> None:
         """After the answer is on the screen: finish writing snapshots, keep the routing counts."""
@@ -70,6 +83,8 @@ class Engine:
         """Finish writing, end the reads, let go of files."""
         self.settle()
         self.session.store.close()
+        if self.head is not None:
+            self.head.close()
         self.memory.close()
 
 
@@ -101,6 +116,7 @@ def load_engine(
         memory.warm(hottest(usage, memory.slots))
     load_trunk(model)
     memory.pin(usage, config.pin)
+    head = open_head(model, spec, config)
     report(Status("load", spec.trunk_bytes, spec.trunk_bytes))
     mark = fingerprint(
         identity,
@@ -112,7 +128,7 @@ def load_engine(
     directory = Path(config.cache_dir) if config.cache_dir else None
     store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
     session = Session(store, model)
-    engine = Engine(spec, config, plan, model, tokenizer, template, memory, session, identity)
+    engine = Engine(spec, config, plan, model, tokenizer, template, memory, session, identity, head)
     engine.load_s = time.perf_counter() - started
     return engine
 
@@ -128,6 +144,13 @@ def open_source(spec: ModelSpec, index: TensorIndex, config: EngineConfig) -> Ex
 
         return PackedSource(Path(config.packed), spec, index)
     return InPlaceSource(spec, index)
+
+
+def open_head(model: nn.Module, spec: ModelSpec, config: EngineConfig) -> MTPHead | None:
+    """The checkpoint's MTP head, or None when it has none or speculation is off."""
+    if config.mtp == "off" or find_head(spec.path) is None:
+        return None
+    return load_head(model, spec.path, config, cache_dir=Path(config.mtp_dir) if config.mtp_dir else None)
 
 
 def shape_slots(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
 from .chat.constraint import fits_schema, make_constraint
 from .chat.detokenizer import StreamingText
+from .chat.guide import TokenMask
 from .chat.history import Encoded, encode
 from .chat.parser import OutputParser
 from .engine import Engine
 from .errors import Cancelled, CapacityError
-from .generation.decode import decode
+from .generation.plain import Plain
 from .generation.prefill import prefill
 from .generation.sampling import Sampler, resolve
+from .generation.speculative import Speculator
 from .request import Event, GenResult, Reasoning, Request, Status, Text, ToolCall
 
 
@@ -46,6 +49,8 @@ class Turn:
         self._clock = _Clock()
         self._expert_mark = engine.memory.stats.snapshot()
         self._keep = request.cache != "off"
+        self._mtp = request.mtp if request.mtp != "auto" else engine.config.mtp
+        self._head = None if self._mtp == "off" else engine.head
         self._generated: list[int] = []
 
     def run(self) -> Generator[Event, None, GenResult]:
@@ -70,13 +75,13 @@ class Turn:
             cache, logits = self._prefill(encoded)
         except Cancelled:
             return self._finish("interrupted")
-        history = list(encoded.ids)
-        tokens = decode(engine.model, cache, logits, sampler, history=history, grammar=constraint)
+        producer = self._producer(cache, sampler, encoded.ids, constraint, limit)
         try:
-            finish = yield from self._answer(tokens, encoded, limit)
+            finish = yield from self._answer(producer, logits, encoded, limit)
         except GeneratorExit:  # the reader went away: what was produced is kept all the same
             self._file(encoded, cache, "interrupted")
             raise
+        self.result.mtp = producer.report()
         self._file(encoded, cache, finish)
         return self._finish(finish)
 
@@ -97,6 +102,9 @@ class Turn:
         ids = encoded.ids
         start = session.begin(ids, disk=request.cache == "on") if self._keep else session.fresh()
         cached = start.length
+        head = self._head
+        if head is not None:
+            head.restore(start.extra)
         if start.hot and config.warm:
             engine.memory.warm(start.hot)
         self.result.cached_tokens = cached
@@ -106,7 +114,7 @@ class Turn:
 
         def file(position: int) -> None:
             kind = {encoded.head: "head", len(ids) - 1: "prompt"}.get(position, "partial")
-            session.snapshot(ids[:position], start.cache, kind, hot=engine.memory.hot())
+            session.snapshot(ids[:position], start.cache, kind, extra=self._extra(), hot=engine.memory.hot())
 
         logits = prefill(
             engine.model,
@@ -118,11 +126,38 @@ class Turn:
             should_stop=request.should_stop,
             boundaries=boundaries,
             on_boundary=file,
+            mtp=head,
         )
         self._clock.prefilled = self._clock.now()
         return start.cache, logits
 
-    def _answer(self, tokens: Iterator[int], encoded: Encoded, limit: int) -> Generator[Event, None, str]:
+    def _producer(
+        self,
+        cache: list[Any],
+        sampler: Sampler,
+        history: list[int],
+        constraint: TokenMask | None,
+        limit: int,
+    ) -> Speculator | Plain:
+        """What decodes this turn: draft and verify where there is a head that helps, else token by token."""
+        engine, mode = self.engine, self._mtp
+        if self._head is None:
+            reason = "off" if mode == "off" else "the checkpoint has no MTP head"
+            return Plain(engine.model, cache, sampler, history, constraint, reason)
+        return Speculator(
+            self._head,
+            cache,
+            sampler,
+            engine.depth(mode),
+            history=history,
+            grammar=constraint,
+            limit=limit,
+            ends=engine.eos_ids,
+        )
+
+    def _answer(
+        self, producer: Speculator | Plain, logits: mx.array, encoded: Encoded, limit: int
+    ) -> Generator[Event, None, str]:
         """Yield events until the answer ends; returns the finish reason."""
         request = self.request
         text = StreamingText(self.engine.tokenizer)
@@ -133,21 +168,14 @@ class Turn:
             request.stop,
             json_answer=request.schema is not None,
         )
-        eos = self.engine.eos_ids
-        finish = "length"
-        for token in tokens:
-            self._generated.append(token)
-            self._clock.first = self._clock.first or self._clock.now()
-            if token in eos:
-                finish = "stop"
-                break
-            yield from self._note(parser.push(text.push(token)))
-            if parser.in_reasoning:
-                self.result.reasoning_tokens += 1
-            if parser.stopped:
-                finish = "stop_string"
-                break
-            if len(self._generated) >= limit:
+        finish = ""
+        for run in producer.decode(logits):
+            for place, token in enumerate(run):
+                finish = yield from self._take(token, text, parser, limit)
+                if finish:
+                    producer.truncate(place + 1)
+                    break
+            if finish:
                 break
             if request.should_stop():
                 finish = "interrupted"
@@ -158,6 +186,21 @@ class Turn:
         if finish == "stop" and self.result.tool_calls:
             finish = "tool_calls"
         return finish
+
+    def _take(
+        self, token: int, text: StreamingText, parser: OutputParser, limit: int
+    ) -> Generator[Event, None, str]:
+        """One token of the answer; returns the finish reason if it was the last one, else ""."""
+        self._generated.append(token)
+        self._clock.first = self._clock.first or self._clock.now()
+        if token in self.engine.eos_ids:
+            return "stop"
+        thinking = parser.in_reasoning
+        yield from self._note(parser.push(text.push(token)))
+        self.result.reasoning_tokens += thinking
+        if parser.stopped:
+            return "stop_string"
+        return "length" if len(self._generated) >= limit else ""
 
     def _note(self, events: list[Event]) -> Iterator[Event]:
         for event in events:
@@ -178,8 +221,11 @@ class Turn:
         self.result.token_ids = answer[:-1] if answer and answer[-1] in self.engine.eos_ids else list(answer)
         if self._keep:
             session, hot = self.engine.session, self.engine.memory.hot()
-            session.snapshot([*encoded.ids, *answer], cache, "turn", hot=hot)
+            session.snapshot([*encoded.ids, *answer], cache, "turn", extra=self._extra(), hot=hot)
             self.result.snapshot_bytes = session.snapshot_bytes
+
+    def _extra(self) -> dict[str, Any]:
+        return {} if self._head is None else self._head.state()
 
     def _finish(self, finish: str) -> GenResult:
         result, clock = self.result, self._clock
