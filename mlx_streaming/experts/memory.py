@@ -69,6 +69,8 @@ class ExpertMemory:
         pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy, spare)
         _bind(inner, pool, self.source.quantization(layer.layer))
         self.stats.layers[layer.layer] = pool.stats
+        for read in self.source.reads(layer.layer, 0):
+            self.reader.open(read.path)  # now, so that a file replaced later does not come in half way
         if resident:
             placements = [(e, e) for e in range(layer.num_experts)]
             self.reader.submit([pool.fill(e, s) for e, s in placements]).wait()

@@ -38,11 +38,20 @@ class Fill:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A descriptor with the size and inode that the file had when it was opened."""
+    """A descriptor, and the size and modification time (ns) that the file had when it was opened."""
 
+    path: Path
     fd: int
     size: int
-    inode: int
+    modified: int
+
+    def check(self) -> None:
+        """Raise CheckpointError if the file was written to since; a new file of its name does not matter."""
+        stat = os.fstat(self.fd)
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.modified):
+            raise CheckpointError(
+                f"{self.path} was changed while it was in use; restore or download it again, then restart."
+            )
 
 
 class Pending:
@@ -104,6 +113,9 @@ class Reader:
         for fill in fills:
             for read in fill.reads:
                 self._read(fill, read)
+            # One look per file and expert (about 1 us), after the bytes came.
+            for path in {read.path for read in fill.reads}:
+                self.open(path).check()
 
     def _read(self, fill: Fill, read: Read) -> None:
         views = [fill.targets[i] for i in read.segments]
@@ -112,7 +124,7 @@ class Reader:
                 f"Layer {fill.layer} expert {fill.expert}: {read.nbytes} bytes do not fit its slot of"
                 f" {sum(v.nbytes for v in views)}; check that {read.path} belongs to this checkpoint."
             )
-        file = self._open(read.path)
+        file = self.open(read.path)
         offset, left = read.offset, read.nbytes
         while left:
             try:
@@ -133,7 +145,12 @@ class Reader:
         if self._uncached and _DONTNEED is not None:
             os.posix_fadvise(file.fd, read.offset, read.nbytes, _DONTNEED)
 
-    def _open(self, path: Path) -> OpenFile:
+    def open(self, path: Path) -> OpenFile:
+        """The descriptor for `path`, opened at the first call and kept.
+
+        Raises:
+            CheckpointError: it cannot be opened.
+        """
         file = self._files.get(path)
         if file is not None:
             return file
@@ -153,7 +170,7 @@ def _open_file(path: Path, uncached: bool) -> OpenFile:
     if uncached and hasattr(fcntl, "F_NOCACHE"):
         fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
     stat = os.fstat(fd)
-    return OpenFile(fd, stat.st_size, stat.st_ino)
+    return OpenFile(path, fd, stat.st_size, stat.st_mtime_ns)
 
 
 def _advance(views: list[memoryview], count: int) -> list[memoryview]:
