@@ -88,6 +88,18 @@ def test_damaged_entry_is_ignored_removed_and_counted(place, what):
     store.close()
 
 
+def test_input_error_while_reading(place, monkeypatch):
+    def broken(fd, views, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = open_store(place, memory=0)
+    monkeypatch.setattr(files_module.os, "preadv", broken)
+    assert restored(store, IDS) == 0
+    assert store.stats["dropped: unreadable"] >= 1
+    monkeypatch.undo()
+    store.close()
+
+
 def test_file_of_another_entry_is_not_taken_for_this_one(place):
     shutil.copy(path_of(place, 32, "state"), path_of(place, 60, "state"))
     store = open_store(place, memory=0)

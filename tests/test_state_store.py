@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -211,6 +212,20 @@ def test_disk_quota_is_least_recently_used_and_never_orphans(tmp_path):
     assert store.stats["evicted"] > 0
     store.close()
     assert not verify(place).garbage
+
+
+def test_conversation_with_more_entries_than_open_files_allowed(tmp_path):
+    store = open_store(tmp_path, memory=0)
+    for end in range(1, 121):
+        put(store, IDS[:end])
+    store.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+    try:
+        assert restored(store, IDS) == 120
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    store.close()
 
 
 def test_quota_smaller_than_one_entry_stores_nothing_and_works(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 # Each module has `register(group)`. The order is the order of nothing: click sorts its help.
-MODULES = ("models", "download", "doctor", "pack", "plan", "synthesize")
+MODULES = ("models", "cache", "download", "doctor", "pack", "plan", "synthesize")
 
 
 class EngineGroup(click.Group):

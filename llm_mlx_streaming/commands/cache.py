@@ -33,7 +33,8 @@ def list_(limit: int | None, json_: bool) -> None:
     """
     from mlx_streaming.state.admin import listing
 
-    rows = [_describe(row) for row in listing(directory())][:limit]
+    names = _names()
+    rows = [_describe(row, names) for row in listing(directory())][:limit]
     if json_:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -65,7 +66,8 @@ def info(json_: bool) -> None:
     click.echo(f"snapshots      {found['entries']}" + (f" ({kinds})" if kinds else ""))
     click.echo(f"conversations  {found['conversations']}")
     click.echo(f"tokens         {found['tokens']}")
-    for model, size in sorted(found["models"].items()):
+    names = _names()
+    for model, size in sorted((names.get(m, m), size) for m, size in found["models"].items()):
         click.echo(f"model          {model}: {_size(size)}")
 
 
@@ -126,7 +128,12 @@ def _config() -> Any:
     return EngineConfig.from_env()
 
 
-def _describe(row: Any) -> dict[str, Any]:
+def _names() -> dict[str, str]:
+    """Directory name -> registered name: snapshots carry the former, people know the latter."""
+    return {c.path.name: c.name for c in (registry.demo(), *registry.read().checkpoints)}
+
+
+def _describe(row: Any, names: dict[str, str]) -> dict[str, Any]:
     entry = row.entry
     return {
         "id": entry.id,
@@ -137,7 +144,7 @@ def _describe(row: Any) -> dict[str, Any]:
         "bytes": row.nbytes,
         "state": bool(row.state_file),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(row.created)),
-        "model": row.label,
+        "model": names.get(row.label, row.label),
         "files": row.files,
     }
 
