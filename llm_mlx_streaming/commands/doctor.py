@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import llm
 
 from .. import registry
+from .download import ORIGINALS
 
 if TYPE_CHECKING:
     from mlx_streaming.doctor import Report, Subject
@@ -57,6 +59,11 @@ def doctor(model: str | None, revision: str, json_: bool) -> None:
         report.problems.append(Problem(known.problem))
     elif not known.checkpoints:
         report.problems.append(Problem("Only the embedded demo is here so far.", registry.GET_REAL_MODEL))
+    elif not (llm.user_dir() / "default_model.txt").exists():
+        fix = f"llm models default {registry.DEFAULT_MODEL}"
+        report.problems.append(Problem("`llm 'prompt'` without -m still asks another model.", fix))
+    if found and found.hub in ORIGINALS and report.model and not report.model["mtp"]:
+        report.problems.append(Problem("Its MTP head, which makes it faster, is not here.", _get(found)))
     if json_:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -80,8 +87,12 @@ def _registered(model: str | None) -> registry.Checkpoint | None:
 def _subject(found: registry.Checkpoint) -> Subject:
     from mlx_streaming.doctor import Subject
 
-    get = f"{registry.GET_REAL_MODEL} {found.hub}" if found.hub else ""
-    return Subject(name=found.name, path=found.path, downloaded=True, disk=found.path, get=get)
+    return Subject(name=found.name, path=found.path, downloaded=True, disk=found.path, get=_get(found))
+
+
+def _get(found: registry.Checkpoint) -> str:
+    """The command that brings its files (back)."""
+    return f"{registry.GET_REAL_MODEL} {found.hub}" if found.hub else ""
 
 
 def _lines(report: Report) -> Iterator[str]:
