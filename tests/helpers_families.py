@@ -76,13 +76,15 @@ def streamed(path: Path, slots: int, force: bool = True) -> tuple[object, Expert
     return model, memory
 
 
-def resume(model, prompt: list[int], at: int, steps: int) -> Run:
-    """As `generate`, but at position `at` the caches are captured, dropped and restored from the snapshot."""
+def in_two(model, prompt: list[int], at: int, steps: int, through_snapshot: bool) -> Run:
+    """As `generate`, with the prompt in two forwards; between them the caches may go through a snapshot."""
     cache = make_prompt_cache(model)
     first = model(mx.array(prompt[:at])[None], cache=cache)
     mx.eval(first)
-    snapshot = capture(cache, at)
-    del cache
-    run = generate(model, prompt[at:], steps, snapshot.restore(model))
+    if through_snapshot:
+        snapshot = capture(cache, at)
+        del cache
+        cache = snapshot.restore(model)
+    run = generate(model, prompt[at:], steps, cache)
     run.logits[0] = np.concatenate([np.array(first.astype(mx.float32))[0], run.logits[0]])
     return run

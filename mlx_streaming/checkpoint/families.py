@@ -1,8 +1,8 @@
 """Which checkpoints can be streamed, from config and tensor names alone; others are refused with the reason.
 
 What streams is not a list of families: any model of mlx-lm whose experts sit in a SwitchGLU or SwitchMLP
-does, as long as the files hold the stacked experts that mlx-lm writes (`...switch_mlp.gate_proj.weight` and the
-like, with the experts along the first axis).
+does, as long as the files hold the stacked experts that mlx-lm writes (`...switch_mlp.gate_proj.weight` and
+the like, with the experts along the first axis).
 """
 
 from __future__ import annotations
