@@ -105,7 +105,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def kinds(schema: Schema, root: Schema, depth: int = 8) -> set[str]:
-    """The JSON types that `schema` names, through anyOf and oneOf; empty when it names none."""
+    """The JSON types that `schema` names, through anyOf, oneOf and allOf; empty when it names none."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth == 0:
         return set()
@@ -114,6 +114,9 @@ def kinds(schema: Schema, root: Schema, depth: int = 8) -> set[str]:
     for key in ("anyOf", "oneOf"):
         for part in schema.get(key) or ():
             found |= kinds(part, root, depth - 1)
+    for part in schema.get("allOf") or ():
+        named_there = kinds(part, root, depth - 1)
+        found = found & named_there if found and named_there else found | named_there
     values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
     return found or {_kind(item) for item in values}
 

@@ -13,8 +13,9 @@ from .toolcalls import functions
 
 Tools = Sequence[dict[str, Any]]
 _XML_WORD = re.compile(r"[^\s<>]+")
-_NO_CLOSING_TAG = r"~/(?s:.*<\/(parameter|function|tool_call)>.*)/"
-_SIMPLE_PATTERN = re.compile(r"\^?[^|^$]*\$?")
+# Text without closing tags. A complement alone would also match the bytes that stand for special tokens.
+_PLAIN = r"/(?s:.*)/ & ~/(?s:.*<\/(parameter|function|tool_call)>.*)/"
+_PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def call_rules(family: str, tools: Tools) -> str | None:
@@ -50,13 +51,16 @@ def json_rule(schema: Schema) -> str:
 
 def _wide_rule(schema: Schema) -> str:
     """As `json_rule` of the loosened schema; of its types alone where llguidance refuses the rest."""
-    import llguidance
-
     rule = json_rule(loosened(schema))
-    grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {rule}")
-    if not llguidance.LLMatcher.validate_grammar_with_warnings(grammar)[0]:
+    if _accepted(f"start: {rule}"):
         return rule
     return json_rule(loosened({"type": sorted(kinds(schema, schema))} if kinds(schema, schema) else {}))
+
+
+def _accepted(lark: str) -> bool:
+    import llguidance
+
+    return not llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark))
 
 
 def _json_call(i: int, name: str, schema: Schema) -> str:
@@ -93,12 +97,15 @@ def _alternatives(schema: Schema, root: Schema) -> tuple[list[str], list[str], l
     """How a parameter may be written: literal strings, raw text (terminals), JSON values (schemas)."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict):
-        return [], [_NO_CLOSING_TAG], []
+        return [], [_PLAIN], []
     for key in ("anyOf", "oneOf"):
         if key in schema:
             beside = {k: v for k, v in schema.items() if k != key}
             found = [_alternatives(beside | resolved(part, root), root) for part in schema[key]]
             return tuple(sum(lists, []) for lists in zip(*found, strict=True))  # type: ignore[return-value]
+    if "allOf" in schema and "string" in kinds(schema, root):
+        for part in schema["allOf"]:  # a string without quotes: its constraints side by side
+            schema = schema | resolved(part, root)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         words = [value for value in values if isinstance(value, str)]
@@ -114,14 +121,26 @@ def _text_terminal(schema: Schema) -> str:
     """A terminal for a string written without quotes, as far as its constraints can be written as one."""
     import llguidance
 
-    parts = [_NO_CLOSING_TAG]
+    parts = [_PLAIN]
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     if low or high is not None:
         parts.append(f"/(?s:.{{{low},{'' if high is None else high}}})/")
     pattern = schema.get("pattern")
-    if isinstance(pattern, str) and _SIMPLE_PATTERN.fullmatch(pattern):
-        before = "" if pattern.startswith("^") else "(?s:.*)"
-        after = "" if pattern.endswith("$") else "(?s:.*)"
-        body = llguidance.regex_to_lark(pattern.removeprefix("^").removesuffix("$"), "dw")
-        parts.append(f"/{before}({body}){after}/")
+    if isinstance(pattern, str) and (searched := _searched(pattern)) is not None:
+        text = f"/{llguidance.regex_to_lark(searched, 'dw')}/"
+        if _accepted(f"start: {text}"):
+            parts.append(text)
     return " & ".join(parts)
+
+
+def _searched(pattern: str) -> str | None:
+    """A regex for the whole of a text that `pattern` is found in; None where its anchors stand inside."""
+    items = _PATTERN_PART.findall(pattern)
+    start, end = items[:1] == ["^"], items[-1:] == ["$"]
+    inner = items[start : len(items) - end]
+    depth = 0
+    for item in inner:
+        depth += (item == "(") - (item == ")")
+        if item in ("^", "$") or (item == "|" and depth == 0 and (start or end)):
+            return None
+    return f"{'' if start else '(?s:.*)'}({''.join(inner)}){'' if end else '(?s:.*)'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,12 +57,22 @@ class Vocabulary:
             grammar = llguidance.LLMatcher.grammar_from_lark(lark)
             failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self.trie)
             if failed:
-                reason = messages[0].strip().splitlines()[0].rstrip(".:")
-                raise GrammarError(f"This JSON schema cannot be enforced ({reason}); simplify the schema.")
+                raise GrammarError(
+                    f"This JSON schema cannot be enforced ({_reason(messages[0])}); simplify the schema."
+                )
             if len(self._compiled) >= 32:
                 self._compiled.pop(next(iter(self._compiled)))
             self._compiled[lark] = llguidance.LLMatcher(self.trie, grammar, log_level=0)
         return self._compiled[lark].deep_copy()
+
+
+def _reason(message: str) -> str:
+    """The line of llguidance's message that names the cause, without positions in the generated grammar."""
+    lines = [line.strip().rstrip(".:") for line in message.strip().splitlines()]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (
+        causes[0] if causes else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", lines[0])
+    )
 
 
 _vocabularies: weakref.WeakKeyDictionary[Any, Vocabulary] = weakref.WeakKeyDictionary()
