@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -55,8 +55,8 @@ class TensorIndex:
     """All tensors of a checkpoint directory, by name."""
 
     path: Path
-    tensors: dict[str, TensorInfo]
-    files: tuple[Path, ...]
+    tensors: dict[str, TensorInfo] = field(repr=False)
+    files: tuple[Path, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path) -> TensorIndex:
@@ -66,7 +66,11 @@ class TensorIndex:
             CheckpointError: no shards, a shard missing or truncated, or a header that contradicts itself.
         """
         path = Path(path)
-        if not path.is_dir():
+        try:
+            present = path.is_dir()
+        except OSError as error:
+            raise CheckpointError(f"Cannot read {path}: {error.strerror}; check its permissions.") from error
+        if not present:
             raise CheckpointError(
                 f"No checkpoint directory at {path}; check the path, or run `llm mlx-streaming download`."
             )
@@ -134,7 +138,9 @@ def read_header(file: Path) -> list[TensorInfo]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise _damaged(file, f"its header length {length} does not fit a file of {size} bytes")
-            header = json.loads(handle.read(length))
+            header = json.loads(handle.read(length), object_pairs_hook=_distinct)
+    except _Repeated as error:
+        raise _damaged(file, f"its header names {error} twice") from error
     except OSError as error:
         raise CheckpointError(
             f"Cannot read {file}: {error.strerror}; check its permissions or download it again."
@@ -149,6 +155,18 @@ def read_header(file: Path) -> list[TensorInfo]:
     return found
 
 
+class _Repeated(ValueError):
+    """A JSON object with one key twice, of which `json` would keep the last."""
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Repeated(next(name for name in found if names.count(name) > 1))
+    return found
+
+
 def _tensor(file: Path, name: str, entry: object, start: int, size: int) -> TensorInfo:
     try:
         dtype = entry["dtype"]
@@ -156,7 +174,7 @@ def _tensor(file: Path, name: str, entry: object, start: int, size: int) -> Tens
         begin, end = (int(n) for n in entry["data_offsets"])
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(file, f"its entry for {name} is malformed") from error
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _damaged(file, f"{name} has the unknown type {dtype}")
     if not 0 <= begin <= end or start + end > size:
         raise _damaged(file, f"{name} should end at byte {start + end}, but the file has {size}")
@@ -186,8 +204,10 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(file.read_text())["weight_map"]
         return {str(k): str(v) for k, v in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read; download it again.") from error
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {file}: {error.strerror}; check its permissions.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not an index of shards; download it again.") from error
 
 
 def _edges(file: Path, size: int) -> str:

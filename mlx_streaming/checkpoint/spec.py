@@ -156,6 +156,11 @@ def find_experts(index: TensorIndex, text: dict[str, Any]) -> dict[int, ExpertLa
             raise CheckpointError(
                 f"The expert tensors of {prefix} disagree on their number: {sorted(counts)}."
             )
+        if top_k > max(counts):
+            raise CheckpointError(
+                f"config.json asks for {top_k} experts a token, but {prefix} has {max(counts)};"
+                " it does not belong to these weights, download both again."
+            )
         found[layer] = ExpertLayer(
             layer=layer,
             prefix=prefix,
