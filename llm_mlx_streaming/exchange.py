@@ -164,6 +164,7 @@ def engine_config(checkpoint: registry.Checkpoint, options: Any) -> Any:
         cache_dir=cache_dir,
         usage_dir=config.usage_dir or str(registry.home() / "usage"),
         mtp_dir=config.mtp_dir or str(registry.home() / "mtp"),
+        measured_file=config.measured_file or str(registry.home() / "measured.json"),
     )
 
 

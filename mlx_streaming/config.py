@@ -84,6 +84,7 @@ class EngineConfig:
     mtp_bits: int = 8
     mtp_dir: str | None = None
     usage_dir: str | None = None
+    measured_file: str | None = None
     quiet: bool = False
     backend: str = "mlx"
 

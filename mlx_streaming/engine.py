@@ -35,7 +35,10 @@ from .state.store import StateStore
 
 @dataclass
 class Engine:
-    """Everything that a turn needs. `identity` names the weights, `load_s` is how long loading took."""
+    """Everything that a turn needs.
+
+    `identity` names the weights and where the experts come from, `weights` the checkpoint alone.
+    """
 
     spec: ModelSpec
     config: EngineConfig
@@ -46,6 +49,7 @@ class Engine:
     memory: ExpertMemory
     session: Session
     identity: str
+    weights: str
     head: MTPHead | None = None
     load_s: float = 0.0
     tokens_run: int = 0
@@ -89,9 +93,14 @@ class Engine:
 
 
 def load_engine(
-    path: Path, config: EngineConfig, on_status: Callable[[Status], None] | None = None
+    path: Path,
+    config: EngineConfig,
+    on_status: Callable[[Status], None] | None = None,
+    force_streamed: bool = False,
 ) -> Engine:
     """Load the checkpoint directory `path`: the trunk whole, of the experts only what fits the slots.
+
+    `force_streamed` streams also layers with a slot for every expert (to measure what streaming costs).
 
     Raises:
         CheckpointError: the checkpoint is damaged, of an unsupported kind, or lacks tokenizer or template.
@@ -111,7 +120,8 @@ def load_engine(
     plan = plan_checkpoint(spec, config)
     apply_limits(plan)
     model = build_model(spec)
-    memory = ExpertMemory.install(model, spec, source, config, shape_slots(plan, spec, usage, config))
+    slots = shape_slots(plan, spec, usage, config)
+    memory = ExpertMemory.install(model, spec, source, config, slots, force_streamed)
     if config.warm:
         memory.warm(hottest(usage, memory.slots))
     load_trunk(model)
@@ -128,7 +138,9 @@ def load_engine(
     directory = Path(config.cache_dir) if config.cache_dir else None
     store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
     session = Session(store, model)
-    engine = Engine(spec, config, plan, model, tokenizer, template, memory, session, identity, head)
+    engine = Engine(
+        spec, config, plan, model, tokenizer, template, memory, session, identity, index.digest(), head
+    )
     engine.load_s = time.perf_counter() - started
     return engine
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .config import EngineConfig
 from .engine import Engine, load_engine
+from .measurements import measurement, record_measurement
 from .request import Event, GenResult, Request, Status
 from .turn import Turn
 
@@ -19,6 +20,7 @@ class MLXBackend:
         self.config = config or EngineConfig.from_env()
         self._engine: Engine | None = None
         self._load_s = 0.0
+        self._last: GenResult | None = None
 
     @property
     def engine(self) -> Engine | None:
@@ -48,6 +50,7 @@ class MLXBackend:
         engine = self.load(request.on_status)
         result = yield from Turn(engine, request).run()
         result.load_s, self._load_s = self._load_s, 0.0
+        self._last = result
         return result
 
     def generate(self, request: Request, on_event: Callable[[Event], None] | None = None) -> GenResult:
@@ -66,9 +69,17 @@ class MLXBackend:
                 on_event(event)
 
     def settle(self) -> None:
-        """Finish the work that was put off until the answer was on the screen (snapshots, usage)."""
-        if self._engine is not None:
-            self._engine.settle()
+        """Finish the work that was put off until the answer was on the screen (snapshots, usage,
+        measurements)."""
+        if self._engine is None:
+            return
+        self._engine.settle()
+        last, self._last = self._last, None
+        if last is not None and self.config.measured_file:
+            slots = sum(self._engine.memory.slots.values())
+            values = measurement(last, slots, self._engine.plan.backend)
+            if values is not None:
+                record_measurement(Path(self.config.measured_file), self._engine.weights, values)
 
     def close(self) -> None:
         """Let go of the engine; a later `stream` loads it again."""

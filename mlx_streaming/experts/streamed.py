@@ -90,6 +90,10 @@ class StreamedExperts(nn.Module):
             self._last = None
         return y
 
+    def listen(self, listener: Callable[[np.ndarray], None]) -> None:
+        """Call `listener` with the router's choice (..., top_k) of every call."""
+        self._listener = listener
+
     def quiesce(self) -> None:
         """Evaluate every graph that could read the slots, so that they may be overwritten."""
         if self._last is not None:
