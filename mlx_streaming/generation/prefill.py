@@ -61,7 +61,7 @@ def prefill(
             raise Cancelled("Stopped while reading the prompt; ask again to continue.")
         last = done == total - 1
         end = total if last else min([done + chunk, total - 1] + [b for b in wanted if b > done])
-        logits = forward(mx.array(tokens[done:end])[None], cache)
+        logits = forward(mx.array(tokens[done:end])[None], cache=cache)
         mx.eval([c.state for c in cache], mtp.arrays() if mtp else [], logits[:, -1, :] if last else [])
         done = end
         if on_progress:
