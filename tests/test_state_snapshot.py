@@ -10,6 +10,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCach
 
 from mlx_streaming.state.codecs import UnsupportedCache, WrongPosition
 from mlx_streaming.state.files import Stale
+from mlx_streaming.state.rotated_kv import RotatedKVCache
 from mlx_streaming.state.snapshot import capture, rebuild
 
 
@@ -21,6 +22,7 @@ class Feed:
 
     def __call__(self, start, count):
         heads, dim = self.shape
+        # One key per position, so that any chunking gives the same rows.
         parts = []
         for salt in (1, 2):
             rows = [
@@ -55,6 +57,7 @@ MAKERS = {
     "KVCache": lm.KVCache,
     "ConcatenateKVCache": lm.ConcatenateKVCache,
     "QuantizedKVCache": lambda: lm.QuantizedKVCache(group_size=32, bits=4),
+    "RotatedKVCache": lambda: RotatedKVCache(4, 3, group_size=32),
     "RotatingKVCache": lambda: lm.RotatingKVCache(max_size=24),
     "RotatingKVCache keep": lambda: lm.RotatingKVCache(max_size=24, keep=4),
     "ChunkedKVCache": lambda: lm.ChunkedKVCache(chunk_size=16),

@@ -1,15 +1,16 @@
-"""How long a snapshot of the shapes of Qwen3-Next-80B takes to file and to restore, without the model."""
+"""Measurements of state: filing and restoring a snapshot of the 80B's shapes, and what KV bits cost."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from .disk import DiskTier
 from .fingerprint import fingerprint
@@ -133,3 +134,39 @@ def _compare(a: list[Any], b: list[Any]) -> int:
 
 def _noise(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
     return mx.random.normal(shape, dtype=dtype, key=mx.random.key(seed))
+
+
+@dataclass(frozen=True)
+class KVError:
+    """What a quantised KV cache does to the next-token distributions over `tokens` positions.
+
+    agreement: fraction of positions with the same most likely token. kl: mean KL divergence in nats from the
+    full-precision distribution. cosine: smallest cosine between the two logit vectors.
+    """
+
+    tokens: int
+    agreement: float
+    kl: float
+    cosine: float
+
+
+def kv_error(model: Any, make_cache: Callable[[], list[Any]], ids: list[int], prefix: int) -> KVError:
+    """Compare caches from `make_cache` with stock ones: `ids[:prefix]` in one chunk, the rest token by token.
+
+    Both see the same tokens, so an early difference does not lead to another text.
+    """
+    rows = []
+    for cache in (make_prompt_cache(model), make_cache()):
+        model(mx.array([ids[:prefix]]), cache=cache)
+        logits = [model(mx.array([[token]]), cache=cache)[0, -1].astype(mx.float32) for token in ids[prefix:]]
+        rows.append(mx.stack(logits))
+        mx.eval(rows[-1])
+    exact, other = rows
+    p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in rows)
+    norms = mx.linalg.norm(exact, axis=-1) * mx.linalg.norm(other, axis=-1)
+    return KVError(
+        len(ids) - prefix,
+        mx.mean(mx.argmax(exact, -1) == mx.argmax(other, -1)).item(),
+        mx.mean(mx.sum(mx.exp(p) * (p - q), axis=-1)).item(),
+        mx.min(mx.sum(exact * other, axis=-1) / norms).item(),
+    )
