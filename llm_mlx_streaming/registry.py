@@ -125,6 +125,21 @@ def set_default(name: str) -> Checkpoint:
         return found
 
 
+def change_settings(name: str, changes: dict[str, Any]) -> bool:
+    """Merge `changes` into the settings of a registered checkpoint; False when none is called `name`.
+
+    Raises:
+        EngineError: the registry is locked.
+    """
+    with _writing() as (registry, save):
+        found = registry.find(name)
+        if found is None:
+            return False
+        changed = replace(found, settings={**found.settings, **changes})
+        save(replace(registry, checkpoints=tuple(changed if c is found else c for c in registry.checkpoints)))
+        return True
+
+
 def demo() -> Checkpoint:
     """The checkpoint embedded in the package."""
     from mlx_streaming.demo import checkpoint_path
@@ -209,19 +224,29 @@ def _dump(registry: Registry) -> str:
 
 @contextmanager
 def _writing() -> Iterator[tuple[Registry, Any]]:
-    """Read the registry under its lock; `save(registry)` replaces the file in one step."""
-    home().mkdir(parents=True, exist_ok=True)
-    with _locked(home() / "registry.lock"):
-        registry = read()
+    """Read the registry under its lock; `save(registry)` replaces the file in one step.
 
-        def save(new: Registry) -> Registry:
-            if registry.problem and registry_path().exists():
-                _move_aside(registry_path())
-            new = replace(new, problem=None)
-            _write_atomic(registry_path(), _dump(new))
-            return new
+    Raises:
+        EngineError: the registry is locked or cannot be written.
+    """
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        with _locked(home() / "registry.lock"):
+            registry = read()
 
-        yield registry, save
+            def save(new: Registry) -> Registry:
+                if registry.problem and registry_path().exists():
+                    _move_aside(registry_path())
+                new = replace(new, problem=None)
+                _write_atomic(registry_path(), _dump(new))
+                return new
+
+            yield registry, save
+    except OSError as error:
+        raise EngineError(
+            f"The registry {registry_path()} cannot be written ({error.strerror}); make {home()} writable,"
+            " with space left on its disk."
+        ) from error
 
 
 @contextmanager

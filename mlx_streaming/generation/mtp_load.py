@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,9 +62,10 @@ def load_head(
     if not head.packed and cache_dir is not None:
         kind = f"{bits.trunk}-{bits.experts}-{bits.group_size}-{str(dtype).rsplit('.', 1)[1]}"
         packed = Path(cache_dir) / f"mtp-{head.index.digest()[:16]}-{kind}.safetensors"
-        if not packed.is_file():
-            extract(path, packed, bits, dtype)
-        head = find_head(packed)
+        with suppress(OSError):  # a home that cannot be written costs memory, not the answer
+            if not packed.is_file():
+                extract(path, packed, bits, dtype)
+            head = find_head(packed)
     module = build_module(model)
     if head.packed:
         weights, quantization = _read_packed(head, dtype)
