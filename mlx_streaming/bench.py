@@ -188,6 +188,7 @@ def _figures(engine: Engine, cold: Run, ours: list[Run], before, peak: int) -> d
     return {
         "prefill_tps": _median(r.prefill_tps for r in ours),
         "decode_tps": _median(r.decode_tps for r in ours),
+        "decode_spread": _spread([r.decode_tps for r in ours]),
         "ttft_s": _median(r.prefill_s for r in ours),
         "cold_prefill_tps": cold.prefill_tps,
         "cold_decode_tps": cold.decode_tps,
@@ -242,3 +243,8 @@ def _same_logits(engine: Engine, stock, prompt: list[int], steps: int) -> bool:
 
 def _median(values) -> float:
     return float(statistics.median(values))
+
+
+def _spread(values: list[float]) -> float:
+    """(largest - smallest) / median."""
+    return (max(values) - min(values)) / _median(values)

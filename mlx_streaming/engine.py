@@ -114,7 +114,7 @@ def load_engine(
     tokenizer = load_tokenizer(path)
     template = ChatTemplate(tokenizer)
     source = open_source(spec, index, config)
-    identity = hashlib.sha256(f"{index.digest()}|{source.identity()}".encode()).hexdigest()
+    identity = _identity(index, source)
     usage_path = config.usage_path(identity)
     usage = load_usage(usage_path) if usage_path else {}
     plan = plan_checkpoint(spec, config)
@@ -143,6 +143,24 @@ def load_engine(
     )
     engine.load_s = time.perf_counter() - started
     return engine
+
+
+def identity_of(path: Path, config: EngineConfig) -> str:
+    """What `Engine.identity` would be, without loading anything.
+
+    Raises:
+        CheckpointError: the checkpoint or its packed experts cannot be read.
+    """
+    index = TensorIndex.open(path)
+    source = open_source(ModelSpec.read(path, index), index, config)
+    try:
+        return _identity(index, source)
+    finally:
+        source.close()
+
+
+def _identity(index: TensorIndex, source: ExpertSource) -> str:
+    return hashlib.sha256(f"{index.digest()}|{source.identity()}".encode()).hexdigest()
 
 
 def open_source(spec: ModelSpec, index: TensorIndex, config: EngineConfig) -> ExpertSource:

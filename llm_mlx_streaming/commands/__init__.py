@@ -8,7 +8,18 @@ from typing import Any
 import click
 
 # Each module has `register(group)`. The order is the order of nothing: click sorts its help.
-MODULES = ("models", "cache", "download", "doctor", "pack", "plan", "synthesize")
+MODULES = (
+    "models",
+    "bench",
+    "cache",
+    "doctor",
+    "download",
+    "pack",
+    "plan",
+    "synthesize",
+    "tune",
+    "usage",
+)
 
 
 class EngineGroup(click.Group):
