@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers_fork import ForkServer
 
 from mlx_streaming.demo import checkpoint_path
 
@@ -30,27 +31,37 @@ def llm_env(tmp_path: Path) -> dict[str, str]:
     return kept | {"LLM_USER_PATH": str(home), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
 
 
+@pytest.fixture(scope="session")
+def _forks():
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def run_llm(llm_env):
+def run_llm(llm_env, _forks):
     """`run_llm(*args, input=None, env=None, check=True)`: a real `llm` process, output captured as text.
 
     `env` is added to `llm_env`; with `check` a non-zero exit status fails the test with what was printed.
+    The process is forked from one that has imported llm; with `fresh`, or an `env` that decides what is
+    imported, it starts from nothing.
     """
 
-    def run(*args, input=None, env=None, check=True, timeout=120):
-        done = subprocess.run(
-            [*LLM, *map(str, args)],
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            text=True,
-            env=llm_env | (env or {}),
-            timeout=timeout,
-        )
-        if check and done.returncode != 0:
-            pytest.fail(
-                f"llm {' '.join(map(str, args))} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
+    def run(*args, input=None, env=None, check=True, timeout=120, fresh=False):
+        args = [str(a) for a in args]
+        if fresh or any(name.startswith(("PYTHON", "LLM_LOAD")) for name in env or {}):
+            done = subprocess.run(
+                [*LLM, *args],
+                input=input or "",
+                capture_output=True,
+                text=True,
+                env=llm_env | (env or {}),
+                timeout=timeout,
             )
+        else:
+            done = _forks.run(args, input, llm_env | (env or {}), timeout)
+        if check and done.returncode != 0:
+            pytest.fail(f"llm {' '.join(args)} exited {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
     return run
