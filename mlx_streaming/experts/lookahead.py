@@ -41,10 +41,10 @@ class LookAhead:
         rows = x.size // x.shape[-1]
         if rows > _MOST_ROWS:
             return None
-        scores = self._router(x.reshape(rows, -1) * self._scale)
-        if isinstance(scores, tuple):  # routers that choose by themselves return (indices, weights)
-            return scores[0].reshape(-1)
-        best = scores.max(axis=0)
+        scores = self._router(x.reshape(1, rows, -1) * self._scale)
+        if isinstance(scores, tuple):  # a router that chooses by itself returns indices and weights
+            return next(s for s in scores if mx.issubdtype(s.dtype, mx.integer)).reshape(-1)
+        best = scores.max(axis=(0, 1))
         return mx.argsort(-best)[: self._width]
 
     def fetch(self, guessed: np.ndarray, reader: Reader) -> None:
@@ -53,7 +53,7 @@ class LookAhead:
         pool.settle()
         pool.stats.lookahead_guessed += len(guessed)
         self._target.quiesce()
-        pool.guess(dict.fromkeys(guessed.tolist()), reader)
+        pool.guess(dict.fromkeys(e for e in guessed.tolist() if e < pool.num_experts), reader)
 
 
 def check(config: EngineConfig, slots: dict[int, int], top_k: int) -> None:
@@ -96,8 +96,7 @@ def connect(model: nn.Module, streamed: dict[int, StreamedExperts], config: Engi
 
 
 def _block(model: nn.Module, layer: int) -> dict[str, Any] | None:
-    text = getattr(model, "language_model", model)
-    decoder = text.layers[layer]
+    decoder = model.layers[layer]
     norm = getattr(decoder, "post_attention_layernorm", None)
     block = getattr(decoder, "mlp", None) or getattr(decoder, "block_sparse_moe", None)
     router = getattr(block, "gate", None) or getattr(block, "router", None)
