@@ -1,0 +1,1 @@
+"""The scripts that made the embedded checkpoint: corpus, tokenizer, training, export, evaluation."""
