@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ def _wide_rule(schema: Schema) -> str:
     return json_rule(loosened({"type": sorted(kinds(schema, schema))} if kinds(schema, schema) else {}))
 
 
+@functools.lru_cache(maxsize=1024)
 def _accepted(lark: str) -> bool:
     import llguidance
 

@@ -35,7 +35,6 @@ class TokenBytes:
         self.trims_first_space = sentencepiece and bool(detokenizer.trim_space)
         self._tokens = detokenizer.tokenmap if self.known else []
         self._alphabet = _byte_alphabet()
-        self._by_first: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return max(len(self._tokens), 1 + max(self._added, default=-1))
@@ -52,12 +51,32 @@ class TokenBytes:
         alphabet = self._alphabet
         return b"".join(alphabet.get(char) or char.encode("utf-8", "replace") for char in piece)
 
+    def table(self) -> list[bytes]:
+        """The bytes of all tokens, at once."""
+        if not self.byte_level:
+            return [self[token] for token in range(len(self))]
+        letters = {ord(char): byte[0] for char, byte in self._alphabet.items()}
+        pieces = [(piece or "").translate(letters).encode("latin-1", "replace") for piece in self._tokens]
+        pieces += [b""] * (len(self) - len(pieces))
+        for token in self._added:
+            pieces[token] = self[token]
+        return pieces
+
     def starting_with(self, start: bytes) -> list[int]:
         """Every id whose bytes begin with `start` (not empty)."""
-        if not self._by_first:
-            for token in range(len(self)):
-                self._by_first.setdefault(self[token][:1], []).append(token)
-        return [token for token in self._by_first.get(start[:1], ()) if self[token].startswith(start)]
+        added = [token for token, text in self._added.items() if text.startswith(start)]
+        spelled: str | bytes = start.replace(b" ", _SPM_SPACE)
+        if self.byte_level:
+            letters = {byte: char for char, byte in self._alphabet.items()}
+            spelled = "".join(letters[bytes([byte])] for byte in start)
+        pieces = enumerate(self._tokens)
+        found = [i for i, piece in pieces if piece and piece.startswith(spelled) and i not in self._added]
+        return added + found
+
+    @property
+    def added(self) -> list[int]:
+        """Ids of the added (special or marker) tokens."""
+        return sorted(self._added)
 
     def is_added(self, token: int) -> bool:
         """Whether `token` is an added (special or marker) token rather than a piece of ordinary text."""

@@ -72,10 +72,12 @@ class Guide:
         self._door_open = False
         self._beyond = Phase.TEXT
         self._ended = False
-        self._matcher: llguidance.LLMatcher | None = None
+        self._lark = ""
+        self._matcher: llguidance.LLMatcher | None = None  # made of `_lark` when first needed
         for lark in (call, answer, after_thinking):
             if lark is not None:
-                vocab.matcher(lark)  # compiles, so that a schema is refused before generation
+                vocab.check(lark)
+        vocab.prepare()
         if in_reasoning and answer is not None:
             self._phase = Phase.THINKING
         elif answer is not None:
@@ -88,7 +90,8 @@ class Guide:
         """Whether nothing but an end-of-turn token may follow."""
         if self._ended or self._phase is Phase.DONE:
             return True
-        return self._phase is Phase.GRAMMAR and self._answer is not None and self._matcher.is_stopped()
+        answering = self._phase is Phase.GRAMMAR and self._answer is not None
+        return answering and self._live().is_stopped()
 
     @property
     def free(self) -> bool:
@@ -112,9 +115,10 @@ class Guide:
     def _grammar_mask(self) -> mx.array:
         import mlx.core as mx
 
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().strip().splitlines()[0]
+        matcher = self._live()
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error():
+            reason = matcher.get_error().strip().splitlines()[0]
             raise GrammarError(f"The grammar cannot go on here ({reason}); simplify the schema or the tools.")
         flags = np.unpackbits(bits, count=self._vocab.size, bitorder="little")
         if self._door_open:
@@ -170,7 +174,7 @@ class Guide:
             self._guard.restart()
 
     def _take_in_grammar(self, token: int) -> None:
-        matcher = self._matcher
+        matcher = self._live()
         if matcher.try_consume_tokens([token]) == 0:
             door = next((d for d in self._doors if self._door_open and d[0][0] == token), None)
             if door:
@@ -192,8 +196,13 @@ class Guide:
             self._guard.restart()
 
     def _enter(self, lark: str) -> None:
-        self._phase, self._matcher = Phase.GRAMMAR, self._vocab.matcher(lark)
+        self._phase, self._lark, self._matcher = Phase.GRAMMAR, lark, None
         self._door_open = lark is not self._call
+
+    def _live(self) -> llguidance.LLMatcher:
+        if self._matcher is None:
+            self._matcher = self._vocab.matcher(self._lark)
+        return self._matcher
 
 
 def _refused(token: int) -> GrammarError:
