@@ -124,7 +124,9 @@ INDEX_DAMAGE = {
         30,
         "dropped: layout",
     ),
-    "no layout": (["UPDATE entries SET layout = '{' WHERE last = 60"], 30, "errors: index"),
+    "no layout": (["UPDATE entries SET layout = '{' WHERE last = 60"], 30, "dropped: layout"),
+    "no layout at the end": (["UPDATE entries SET layout = '{' WHERE last = 90"], 60, "dropped: layout"),
+    "no hot experts": (["UPDATE entries SET hot = '[' WHERE last = 90"], 90, "hits: disk"),
     "another check": (["UPDATE entries SET rows_check = 'x' WHERE last = 60"], 30, "dropped: checksum"),
     "a table lost": (["DROP TABLE entries"], 0, "dropped: index"),
     "an older version": (["PRAGMA user_version = 99"], 0, "dropped: version"),
@@ -342,8 +344,10 @@ from mlx_streaming.state.fingerprint import Fingerprint
 place, mark = Path(sys.argv[1]), Fingerprint("m", "s", "k")
 random.seed(int(sys.argv[2]))
 
-def write_for_ever(seed):
+def write_for_ever(seed, ready):
     tier = DiskTier(place, 40_000_000, mark, "killed", lambda reason, n: None)
+    tier.flush()
+    os.write(ready, b"x")
     while True:
         ids, chain = tokens_of([seed]), []
         for turn in range(5):
@@ -351,7 +355,7 @@ def write_for_ever(seed):
             ids = np.concatenate([ids, np.arange(20, dtype=np.int32)])
             names = entry_ids("k", ids, [start, len(ids)]) if start else entry_ids("k", ids, [len(ids)])
             entry = Entry(names[len(ids)], names[start] if start else "", start, len(ids), "turn",
-                          ids[start:].tobytes(), {"position": len(ids), "cache": [], "extra": {}}, {})
+                          ids[start:].tobytes(), '{"position": 0, "cache": [], "extra": {}}')
             rows = {"c.0.keys": Tensor("F32", np.random.rand(1, 2, len(ids) - start, 256).astype("f4"))}
             state = {"c.1.0": Tensor("F32", np.random.rand(1, 100, 100).astype("f4"))}
             chain.append(Write(entry, SimpleNamespace(rows=rows, whole=state, starts={"c.0": start}), True))
@@ -359,20 +363,23 @@ def write_for_ever(seed):
         tier.flush()
         seed += 1000
 
-entries, garbage = [], 0
+entries, garbage, half_written = [], 0, 0
 for kill in range(50):
+    wait, ready = os.pipe()
     child = os.fork()
     if child == 0:
-        write_for_ever(kill)
-        os._exit(0)
-    time.sleep(random.uniform(0.01, 0.15))
+        write_for_ever(kill, ready)
+    assert os.read(wait, 1) == b"x"
+    os.close(wait), os.close(ready)
+    time.sleep(random.uniform(0.0, 0.12))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     report = verify(place)
     assert not report.problems, report.problems
     entries.append(report.entries)
-    garbage += bool(report.garbage)
-print(entries[-1], garbage, report.files)
+    half_written += len(report.garbage) > garbage
+    garbage = len(report.garbage)
+print(entries[-1], half_written, report.files)
 """
 
 
@@ -387,6 +394,75 @@ def test_kill_9_at_fifty_random_points_of_a_write(tmp_path):
     verify(tmp_path, repair=True)
     report = verify(tmp_path)
     assert report.entries == entries and not report.garbage and not report.problems
+
+
+CROWD = """
+import os, random, sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+from mlx_streaming.state.admin import verify
+from mlx_streaming.state.disk import DiskTier, Write
+from mlx_streaming.state.entry import Entry, entry_ids, tokens_of
+from mlx_streaming.state.files import Stale, Tensor
+from mlx_streaming.state.fingerprint import Fingerprint
+
+place, mark, seen = Path(sys.argv[1]), Fingerprint("m", "s", "k"), Counter()
+
+def work(seed):
+    rng = random.Random(seed)
+    tier = DiskTier(place, 1_500_000, mark, "crowd", lambda reason, n: seen.update({reason: n}))
+    for _ in range(25):
+        ids, chain = tokens_of([rng.randrange(4)]), []
+        for turn in range(3):
+            start = len(ids) if turn else 0
+            ids = np.concatenate([ids, np.full(20, rng.randrange(2), np.int32)])
+            names = entry_ids("k", ids, [start, len(ids)]) if start else entry_ids("k", ids, [len(ids)])
+            entry = Entry(names[len(ids)], names[start] if start else "", start, len(ids), "turn",
+                          ids[start:].tobytes(), '{"position": 0, "cache": [], "extra": {}}')
+            rows = {"c.0.keys": Tensor("F32", np.full((1, 2, len(ids) - start, 256), seed, "f4"))}
+            state = {"c.1.0": Tensor("F32", np.full((1, 100, 100), seed, "f4"))}
+            chain.append(Write(entry, SimpleNamespace(rows=rows, whole=state, starts={"c.0": start}), True))
+            tier.write(list(chain), lambda filed: seen.update({"filed" if filed else "refused": 1}))
+            for end, name in tier.candidates(10**9, True)[:3]:
+                row = tier.get(name)
+                if row is not None:
+                    try:
+                        link = tier.open(row, True)
+                        for tensor in [*link.rows.values(), *link.whole.values()]:
+                            tensor.read_into([np.empty(tensor.nbytes, np.uint8)])
+                        seen["read"] += 1
+                    except Stale as stale:
+                        seen[stale.reason] += 1
+        if rng.random() < 0.2:
+            tier.remove(chain[rng.randrange(3)].entry.id)
+    tier.close()
+    print(dict(seen), flush=True)
+    others = set(seen) - {"written", "unwritten: parent", "evicted", "thinned", "filed", "refused",
+                          "read", "missing", "state"}
+    os._exit(1 if others or seen["read"] < 10 or seen["written"] < 5 else 0)
+
+children = []
+for seed in range(4):
+    child = os.fork()
+    if child == 0:
+        work(seed)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+report = verify(place)
+assert not report.problems and not report.garbage, report
+print(report.entries)
+"""
+
+
+def test_four_processes_write_read_and_remove_at_once(tmp_path):
+    """The same entries under one small quota: a reader may find one gone, but never a wrong byte."""
+    done = subprocess.run(
+        [sys.executable, "-c", CROWD, str(tmp_path)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) > 0
 
 
 def test_looking_after_a_store(place):

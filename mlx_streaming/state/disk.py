@@ -43,7 +43,6 @@ class StoredLink:
     """
 
     def __init__(self, directory: Path, row: Row, with_state: bool):
-        self.layout = row.entry.layout
         self.starts: dict[str, int] = {}
         self.rows: Mapping[str, Any] = {}
         self.whole: Mapping[str, Any] = {}
@@ -54,11 +53,16 @@ class StoredLink:
             if not row.state_file:
                 raise Stale("state", row.entry.id)
             self.whole = _header(directory / row.state_file, row.state_check, row.entry).tensors
+        self.entry = row.entry
+
+    @property
+    def layout(self) -> dict:
+        return self.entry.layout
 
 
 def _header(path: Path, check: str, entry: Entry) -> EntryFile:
     file = EntryFile.read(path, check, entry.id)
-    if file.meta["entry"] != entry.id or json.loads(file.meta["layout"]) != entry.layout:
+    if file.meta["entry"] != entry.id or file.meta["layout"] != entry.layout_text:
         raise Stale("layout", entry.id)
     return file
 
@@ -222,7 +226,7 @@ class DiskTier:
             "entry": entry.id,
             "parent": entry.parent,
             "fingerprint": self.mark.key,
-            "layout": json.dumps(entry.layout),
+            "layout": entry.layout_text,
             "starts": json.dumps(dict(item.snapshot.starts)),
         }
         check, size = write_entry(self.directory / name, tensors, meta)

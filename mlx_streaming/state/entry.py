@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+from .files import Stale
 
 KINDS = ("head", "prompt", "turn", "partial")
 
@@ -16,7 +20,8 @@ class Entry:
     """What is known of a snapshot without its arrays.
 
     `id` names the fingerprint and all `end` tokens up to here; `parent` ("" at a root) those up to `start`.
-    `tokens` are the own ones, `start` to `end`, as int32 bytes. `hot`: layer -> experts to read first.
+    `tokens` are the own ones, `start` to `end`, as int32 bytes. Layout and hot experts stay JSON until asked
+    for: a long conversation has hundreds of entries and only the last one's are needed.
     """
 
     id: str
@@ -25,8 +30,31 @@ class Entry:
     end: int
     kind: str
     tokens: bytes
-    layout: dict
-    hot: dict[int, list[int]]
+    layout_text: str
+    hot_text: str = "{}"
+
+    @cached_property
+    def layout(self) -> dict:
+        """What the state consists of, see layout.py.
+
+        Raises:
+            Stale: the text is damaged.
+        """
+        try:
+            layout = json.loads(self.layout_text)
+            return {key: layout[key] for key in ("position", "cache", "extra")}
+        except (ValueError, TypeError, KeyError):
+            raise Stale("layout", self.id) from None
+
+    @cached_property
+    def hot(self) -> dict[int, list[int]]:
+        """Layer -> experts to read first; none if the text is damaged."""
+        try:
+            return {
+                int(layer): list(map(int, experts)) for layer, experts in json.loads(self.hot_text).items()
+            }
+        except (ValueError, TypeError, AttributeError):
+            return {}
 
 
 def tokens_of(ids: Sequence[int]) -> np.ndarray:

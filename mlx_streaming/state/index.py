@@ -6,7 +6,6 @@ backwards changes nothing. Rows are inserted after their files are in place and 
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from dataclasses import dataclass
@@ -135,7 +134,6 @@ class Index:
     def insert(self, row: Row, mark: Fingerprint) -> bool:
         """File an entry unless it is there already or its parent is gone; True when it was filed."""
         entry = row.entry
-        hot = {str(layer): experts for layer, experts in entry.hot.items()}
         with Transaction(self.db):
             if entry.parent and not self.exists(entry.parent):
                 return False
@@ -143,7 +141,7 @@ class Index:
                 "INSERT OR IGNORE INTO entries VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,"
                 "(SELECT COALESCE(MAX(used), 0) + 1 FROM entries))",
                 (entry.id, entry.parent, entry.start, entry.end, entry.kind, entry.tokens)
-                + (json.dumps(entry.layout), json.dumps(hot), mark.key, mark.model, mark.setup, row.label)
+                + (entry.layout_text, entry.hot_text, mark.key, mark.model, mark.setup, row.label)
                 + (row.rows_file, row.rows_check, row.rows_bytes)
                 + (row.state_file, row.state_check, row.state_bytes, row.created),
             )
@@ -249,9 +247,4 @@ def reset(directory: Path) -> None:
 
 
 def _row(values: tuple) -> Row:
-    entry_id, parent, start, end, kind, tokens, layout, hot, *rest = values
-    try:
-        experts = {int(layer): found for layer, found in json.loads(hot).items()}
-        return Row(Entry(entry_id, parent, start, end, kind, tokens, json.loads(layout), experts), *rest)
-    except (ValueError, TypeError, AttributeError):
-        raise sqlite3.DatabaseError("damaged row") from None
+    return Row(Entry(*values[:8]), *values[8:])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .entry import Entry
+from .files import Tensor
 from .snapshot import Snapshot
 
 
@@ -27,16 +28,16 @@ class Held:
         return self.entry.layout
 
     @property
-    def starts(self) -> dict[str, int]:
-        return dict(self.snapshot.starts)
+    def starts(self) -> Mapping[str, int]:
+        return self.snapshot.starts
 
     @property
-    def rows(self) -> dict:
-        return dict(self.snapshot.rows)
+    def rows(self) -> Mapping[str, Tensor]:
+        return self.snapshot.rows
 
     @property
-    def whole(self) -> dict:
-        return dict(self.snapshot.whole)
+    def whole(self) -> Mapping[str, Tensor]:
+        return self.snapshot.whole
 
 
 class MemoryTier:

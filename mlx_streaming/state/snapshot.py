@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from .layout import leaves, same_kind, starts
 
 SPARE = 256  # rows past the end of a restored KV cache, so that the first tokens need no reallocation
 READERS = 4
+BUNDLE = 4 << 20  # bytes
 _TYPES = {
     "BF16": mx.bfloat16,
     "F16": mx.float16,
@@ -166,13 +167,12 @@ def rebuild(chain: Sequence[Source], fresh: Sequence[Any] | None = None) -> tupl
             raise Stale("layout")
     arrays: dict[str, mx.array] = {}
     pieces: dict[str, list[tuple[Any, int, int]]] = {}
-    nodes = [dict(leaves(link.layout)) for link in chain]
-    for path, node in nodes[-1].items():
+    for path, node in leaves(tip.layout):
         if any(f"{path}.{name}" not in tip.whole for name in node["whole"]):
             raise Stale("layout")
         for name in node["rows"]:
             full = f"{path}.{name}"
-            pieces[full] = _pieces(chain, nodes, path, full)
+            pieces[full] = _pieces(chain, path, full, node["offset"])
             shape = list(_tensor(tip.rows, full).shape)
             shape[-2] = node["offset"] + SPARE
             arrays[full] = mx.zeros(shape, _TYPES[_tensor(tip.rows, full).code])
@@ -200,18 +200,15 @@ def _tensor(tensors: Mapping[str, Any], name: str) -> Any:
         raise Stale("layout") from None
 
 
-def _pieces(
-    chain: Sequence[Source], nodes: Sequence[dict[str, dict]], path: str, full: str
-) -> list[tuple[Any, int, int]]:
-    """(tensor, first row, end row) of every link that holds rows of this array."""
+def _pieces(chain: Sequence[Source], path: str, full: str, need: int) -> list[tuple[Any, int, int]]:
+    """(tensor, first row, end row) of every link that holds some of the first `need` rows of this array."""
     found = []
-    need = nodes[-1][path]["offset"]
-    for link, known in zip(reversed(chain), reversed(nodes), strict=True):
-        node = known.get(path)
-        if node is None or node["offset"] != need or path not in link.starts:
+    for link in reversed(chain):
+        tensor = link.rows.get(full)
+        start = link.starts.get(path)
+        if tensor is None or start is None or start + tensor.shape[-2] != need:
             raise Stale("chain")
-        start = link.starts[path]
-        found.append((_tensor(link.rows, full), start, need))
+        found.append((tensor, start, need))
         need = start
         if need == 0:
             return found
@@ -237,8 +234,27 @@ def _fill(
     if any(tensor.nbytes != sum(view.size for view in views) for tensor, views in jobs):
         raise Stale("layout")
     with ThreadPoolExecutor(READERS) as pool:
-        for done in [pool.submit(tensor.read_into, views) for tensor, views in jobs]:
+        for done in [pool.submit(_read, bundle) for bundle in _bundles(jobs)]:
             done.result()
+
+
+def _bundles(jobs: Iterable[tuple[Any, list[np.ndarray]]]) -> Iterator[list[tuple[Any, list[np.ndarray]]]]:
+    """Jobs in groups that are worth handing to another thread."""
+    bundle: list[tuple[Any, list[np.ndarray]]] = []
+    size = 0
+    for job in jobs:
+        bundle.append(job)
+        size += job[0].nbytes
+        if size >= BUNDLE:
+            yield bundle
+            bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+def _read(bundle: list[tuple[Any, list[np.ndarray]]]) -> None:
+    for tensor, views in bundle:
+        tensor.read_into(views)
 
 
 def _build(node: dict, path: str, arrays: Mapping[str, mx.array]) -> Any:

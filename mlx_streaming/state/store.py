@@ -5,6 +5,7 @@ Whatever is doubtful is ignored, removed and counted with its reason in `stats`;
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections import Counter
@@ -152,6 +153,7 @@ class StateStore:
             child, entry_id, end = entry_id, entry.parent, entry.start
         if end != 0:
             raise Stale("parent", child)
+        _ = chain[0].entry.layout  # of the tip, which is needed: raises Stale if damaged
         return tuple(reversed(chain))
 
     def _link(self, entry_id: str, need_state: bool) -> Held | Row | None:
@@ -239,8 +241,8 @@ class StateStore:
             end=end,
             kind=kind,
             tokens=tokens[parent.end if parent else 0 :].tobytes(),
-            layout=snapshot.layout,
-            hot=_plain(hot() if callable(hot) else hot or {}),
+            layout_text=json.dumps(snapshot.layout),
+            hot_text=json.dumps(_plain(hot() if callable(hot) else hot or {})),
         )
         held = Held(entry, snapshot)
         self._dead.discard(entry.id)
