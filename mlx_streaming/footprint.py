@@ -36,14 +36,12 @@ class GrowingCache:
 class Footprint:
     """State and activations of a model, independent of its weights.
 
-    recurrent_bytes: state that does not grow; recurrent_layer: that of its largest layer. widest_layer:
-    values per token that all matrices of the widest layer's trunk put out. float_bytes: bytes of one such
-    value. heads, head_dim: of the attention.
+    recurrent_bytes: state that does not grow. widest_layer: values per token that all matrices of the widest
+    layer's trunk put out. float_bytes: bytes of one such value. heads, head_dim: of the attention.
     """
 
     growing: tuple[GrowingCache, ...]
     recurrent_bytes: int
-    recurrent_layer: int
     widest_layer: int
     float_bytes: int
     heads: int
@@ -102,7 +100,6 @@ def trace(model: nn.Module, config: dict[str, Any]) -> Footprint:
     return Footprint(
         growing=tuple(growing),
         recurrent_bytes=sum(fixed),
-        recurrent_layer=max(fixed, default=0),
         widest_layer=max(map(_width, model.layers)),
         float_bytes=logits.dtype.size,
         heads=heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -184,21 +185,25 @@ def plan(
     raise _refusal(ask, memory, contexts[-1])
 
 
-def plan_checkpoint(spec: ModelSpec, config: EngineConfig, mtp_bytes: int = 0) -> Plan:
-    """`plan` on this machine, with the sizes of `config.packed` if set. Imports MLX; nothing is evaluated.
+def plan_checkpoint(spec: ModelSpec, config: EngineConfig) -> Plan:
+    """`plan` on this machine, with the sizes of `config.packed` and of the MTP head that would be used.
+
+    Imports MLX; nothing is evaluated.
 
     Raises:
         CheckpointError: mlx-lm does not know the model type, or there is no sound pack.
         CapacityError: as `plan`.
     """
     packed = Manifest.read(config.packed).layers if config.packed else {}
+    shape = footprint(spec.config)
+    context = config.context or min(spec.max_context, USUAL_CONTEXT)
     return plan(
         spec,
         config=config,
         machine=Machine.detect(device=True),
-        shape=footprint(spec.config),
+        shape=shape,
         expert_bytes={n: layer.expert_bytes for n, layer in packed.items()},
-        mtp_bytes=mtp_bytes,
+        mtp_bytes=_head_bytes(spec, config, shape, context),
     )
 
 
@@ -230,6 +235,31 @@ def kv_bits(text: str) -> tuple[float, float]:
         raise CapacityError(f"{text!r} is not a KV format; write it like k4v3, or leave it empty.")
     key, value = (int(b) for b in match.groups())
     return key + _KV_GROUP_BITS, value + _KV_GROUP_BITS
+
+
+def _head_bytes(spec: ModelSpec, config: EngineConfig, shape: Footprint, context: int) -> int:
+    """The MTP head: its weights once quantised, its slots, and one more layer of keys and values."""
+    from ..checkpoint.mtp_extract import EXPERTS, PREFIX, STACKED, HeadBits, find_head
+
+    head = find_head(spec.path) if config.mtp != "off" and spec.path.is_dir() else None
+    if head is None:
+        return 0
+    bits = HeadBits(trunk=config.mtp_bits)
+    trunk = experts = 0.0
+    counts = {e.num_experts for e in spec.experts.values()}
+    for name, info in head.index.tensors.items():
+        if not name.startswith(PREFIX):
+            continue
+        nbytes: float = info.nbytes
+        if not head.packed and len(info.shape) == 2 and (kept := bits.of(name)):
+            nbytes = math.prod(info.shape) * (kept + 32 / bits.group_size) / 8
+        if name.startswith((EXPERTS, STACKED)):
+            experts += nbytes
+        else:
+            trunk += nbytes
+    share = min(1.0, (config.mtp_slots or max(counts)) / max(counts))
+    keys = shape.kv_bytes(context) // max(1, len(shape.growing))
+    return int(trunk + experts * share) + keys
 
 
 def _contexts(longest: int) -> list[int]:
