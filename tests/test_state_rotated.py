@@ -117,11 +117,11 @@ def test_model_over_rotated_caches(stock, tmp_path):
     model = tiny_qwen3_next()
     ids = [(i * 11 + i // 4) % 60 for i in range(80)]
     exact = run(model, ids, fresh(model))
-    make = install(model, (8, 8), 32)
+    make = install(model, (8, 8))
     assert [type(c) for c in make()] == [ArraysCache] * 3 + [RotatedKVCache]
     assert same_bits(run(model, ids, fresh(model)), exact)  # plain caches go the stock way
     assert 0 < error(run(model, ids, make()), exact) < 0.05
-    install(model, (8, 8), 32)
+    install(model, (8, 8))
     assert qwen3_next.scaled_dot_product_attention.rotated
     session = Session(StateStore(tmp_path, 0, 1 << 40, MARK), model, make)
     start = session.begin(ids)
@@ -146,5 +146,5 @@ def test_models_without_plain_kv_caches_are_refused(stock):
     model = tiny_qwen3_next()
     model.make_cache = lambda: [ArraysCache(2)]
     with pytest.raises(EngineError, match="kv_bits"):
-        install(model, (4, 3), 32)
+        install(model, (4, 3))
     assert KVCache not in map(type, model.make_cache())

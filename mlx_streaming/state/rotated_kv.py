@@ -173,7 +173,7 @@ def parse_bits(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def install(model: nn.Module, bits: tuple[int, int], head_dim: int) -> Callable[[], list[Any]]:
+def install(model: nn.Module, bits: tuple[int, int]) -> Callable[[], list[Any]]:
     """Let `model` attend over rotated caches; returns what makes its cache list from now on.
 
     mlx-lm's attention modules call a function of their own Python module. It is replaced by one that passes
@@ -182,7 +182,8 @@ def install(model: nn.Module, bits: tuple[int, int], head_dim: int) -> Callable[
     Raises:
         EngineError: nothing in this model can be quantised so.
     """
-    group = next((size for size in (64, 32) if head_dim % size == 0), None)
+    width = _head_width(model)
+    group = next((size for size in (64, 32) if width % size == 0), None) if width else None
     kinds = [type(cache) for cache in make_prompt_cache(model)]
     hooked = {type(module).__module__ for _, module in model.named_modules()}
     names = [name for name in sorted(hooked) if hasattr(sys.modules[name], _HOOK)]
@@ -202,6 +203,15 @@ def install(model: nn.Module, bits: tuple[int, int], head_dim: int) -> Callable[
         ]
 
     return make
+
+
+def _head_width(model: nn.Module) -> int | None:
+    """Channels of a key; None for latent attention, which reads its cache by itself, and if unknown."""
+    args = getattr(getattr(model, "language_model", model), "args", None)
+    heads = getattr(args, "num_attention_heads", None)
+    if not heads or getattr(args, "kv_lora_rank", None):
+        return None
+    return getattr(args, "head_dim", None) or args.hidden_size // heads
 
 
 def _with_rotated(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
