@@ -14,6 +14,7 @@ MODULES = (
     "cache",
     "doctor",
     "download",
+    "mtp",
     "pack",
     "plan",
     "synthesize",

@@ -14,7 +14,6 @@ PROMPTS = (
     "What is a harbor?",
     "Give me three facts about the sea.",
 )
-KINDS = {"8": 8, "16": 16, "4": 4}
 
 
 def register(group: click.Group) -> None:
@@ -83,8 +82,8 @@ def extract(
 def report(model: str | None, tokens: int, slots: int | None, seed: int | None, as_json: bool) -> None:
     """Measure the head: acceptance, cost and speed beside plain decoding
 
-    Acceptance is teacher-forced on the model's own greedy answers to four prompts, for hidden states after and
-    before the final norm and, where the head is raw, for several quantisations.
+    Acceptance is teacher-forced on the model's own greedy answers to four prompts, for hidden states after
+    and before the final norm and, where the head is raw, for several quantisations.
     """
     found = _measure(model, tokens, slots, seed)
     click.echo(json.dumps(found) if as_json else _table(found))
@@ -105,7 +104,7 @@ def _measure(model: str | None, tokens: int, slots: int | None, seed: int | None
     place = find_head(checkpoint.path)
     if place is None:
         raise CheckpointError(
-            f"{checkpoint.name} has no MTP head; see `llm mlx-streaming mtp extract --help` for how to add one."
+            f"{checkpoint.name} has no MTP head; `llm mlx-streaming mtp extract --help` tells how to add one."
         )
     config = EngineConfig.from_env(
         **{**checkpoint.settings, "slots": slots or checkpoint.settings.get("slots")}
@@ -153,34 +152,23 @@ def _table(found: dict[str, Any]) -> str:
         rates = "  ".join(f"{rate:7.3f}" for rate in row["rates"])
         lines.append(f"              {row['hidden']:<6}  {row['bits']:<20}  {rates}")
     costs = found["costs"]
-    lines += [
-        "",
-        "cost          "
-        + "  ".join(f"{n} row{'s' * (n > 1)} {ms:.2f} ms" for n, ms in _numbered(costs["rows_ms"])),
-    ]
-    lines.append(
-        "              "
-        + "  ".join(f"{n} draft{'s' * (n > 1)} {ms:.2f} ms" for n, ms in _numbered(costs["drafts_ms"]))
-    )
-    lines.append(
-        "speed-up      "
-        + "  ".join(f"depth {n}: {x:.2f}" for n, x in _numbered(costs["ceiling"]))
-        + "  if every draft stood"
-    )
-    lines.append(
-        "              "
-        + "  ".join(f"depth {n}: {x:.2f}" for n, x in _numbered(costs["expected"]))
-        + "  with the acceptance above"
-    )
-    lines += ["", "decoding      plain tok/s  auto tok/s  ratio  tokens/verify  same words"]
+    rows = "  ".join(f"{n} row{'s' * (n > 1)} {ms:.2f} ms" for n, ms in _numbered(costs["rows_ms"]))
+    drafts = "  ".join(f"{n} draft{'s' * (n > 1)} {ms:.2f} ms" for n, ms in _numbered(costs["drafts_ms"]))
+    lines += ["", f"cost          {rows}", f"              {drafts}"]
+    for label, values, what in (
+        ("speed-up", costs["ceiling"], "if every draft stood"),
+        ("", costs["expected"], "with the acceptance above"),
+    ):
+        depths = "  ".join(f"depth {n}: {x:.2f}" for n, x in _numbered(values))
+        lines.append(f"{label:<14}{depths}  {what}")
+    lines += ["", "decoding          plain tok/s  auto tok/s  ratio  tokens/verify  same words"]
     for row in found["speed"]:
         verify = "-" if row["tokens_per_verify"] is None else f"{row['tokens_per_verify']:.2f}"
         same = {True: "yes", False: "no", None: "-"}[row["same_words"]]
-        lines.append(
-            f"{row['kind']:<16}{row['plain_tps']:9.1f}  {row['auto_tps']:10.1f}  {row['ratio']:5.2f}  {verify:>13}  {same}"
-        )
+        speeds = f"{row['plain_tps']:11.1f}  {row['auto_tps']:10.1f}  {row['ratio']:5.2f}"
+        lines.append(f"{row['kind']:<16}  {speeds}  {verify:>13}  {same}")
         if row["reason"]:
-            lines.append(f"              {row['reason']}")
+            lines.append(f"  {row['reason']}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoint.mtp_extract import STACKED, HeadBits, HeadFile, convert, extract, find_head
-from ..checkpoint.spec import ExpertLayer, Quantization, find_experts
+from ..checkpoint.spec import ExpertLayer, Quantization, Segment, layer_tensors
 from ..config import EngineConfig
 from ..errors import CheckpointError
 from ..experts.memory import ExpertMemory
@@ -73,7 +73,7 @@ def load_head(
     else:
         weights, quantization = convert(head, bits, dtype)
         experts = None
-    _load(module, weights, quantization, head.path)
+    _load(module, weights, quantization, head.path, filled=experts is not None)
     return MTPHead(model, module, config.mtp_hidden, experts)
 
 
@@ -94,14 +94,27 @@ def _read_packed(head: HeadFile, dtype: mx.Dtype) -> tuple[dict[str, mx.array], 
 def _install_experts(
     module: MTPModule, head: HeadFile, quantization: dict, model: nn.Module, config: EngineConfig
 ) -> ExpertMemory:
-    top_k = module.layers[0].mlp.top_k
-    experts = find_experts(head.index, {"num_experts_per_tok": top_k})
-    source = HeadSource(head, experts, quantization)
+    layer = _expert_layer(head, module.layers[0].mlp.top_k)
+    source = HeadSource(head, {layer.layer: layer}, quantization)
     memory = ExpertMemory(source, Reader(config.readers, config.uncached), config.policy)
-    for layer in experts.values():
-        slots = min(config.mtp_slots or layer.num_experts, layer.num_experts)
-        memory.add_layer(Root(mtp=module), layer, slots, slots == layer.num_experts)
+    slots = min(config.mtp_slots or layer.num_experts, layer.num_experts)
+    memory.add_layer(Root(mtp=module), layer, slots, slots == layer.num_experts)
     return memory
+
+
+def _expert_layer(head: HeadFile, top_k: int) -> ExpertLayer:
+    tensors = layer_tensors(head.index, STACKED)
+    counts = {info.shape[0] for info in tensors.values()}
+    if len(counts) != 1 or not top_k <= min(counts):
+        raise CheckpointError(
+            f"The experts of the MTP head in {head.path} do not fit together; extract it again."
+        )
+    count = counts.pop()
+    segments = tuple(
+        Segment(proj, tensor, info.dtype, info.shape[1:], info.nbytes // count)
+        for (proj, tensor), info in tensors.items()
+    )
+    return ExpertLayer(0, STACKED, count, top_k, segments)
 
 
 class Root(nn.Module):
@@ -113,7 +126,10 @@ class Root(nn.Module):
             setattr(self, name, child)
 
 
-def _load(module: MTPModule, weights: dict[str, mx.array], quantization: dict, path: Path) -> None:
+def _load(
+    module: MTPModule, weights: dict[str, mx.array], quantization: dict, path: Path, filled: bool
+) -> None:
+    """Load `weights` into `module`; its experts are there already when `filled`."""
     weights = {k.removeprefix("mtp."): v for k, v in weights.items()}
     entries = {k.removeprefix("mtp."): v for k, v in quantization.items()}
 
@@ -122,7 +138,7 @@ def _load(module: MTPModule, weights: dict[str, mx.array], quantization: dict, p
 
     nn.quantize(module, class_predicate=how)
     expected = dict(tree_flatten(module.parameters()))
-    experts = {k for k in expected if ".switch_mlp." in k and k not in weights}
+    experts = {k for k in expected if ".switch_mlp." in k} if filled else set()
     wrong = (set(expected) - experts) ^ set(weights)
     wrong |= {k for k in weights if k in expected and expected[k].shape != weights[k].shape}
     if wrong:
