@@ -171,7 +171,11 @@ class Turn:
         finish = ""
         for run in producer.decode(logits):
             for place, token in enumerate(run):
-                finish = yield from self._take(token, text, parser, limit)
+                try:
+                    finish = yield from self._take(token, text, parser, limit)
+                except GeneratorExit:  # the reader saw no more of this run
+                    producer.truncate(place + 1)
+                    raise
                 if finish:
                     producer.truncate(place + 1)
                     break
