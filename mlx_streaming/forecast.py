@@ -1,9 +1,10 @@
 """Forecast: how fast a checkpoint will be with given slots, from a few measured rates.
 
 A generated token costs the sum of: reading the resident weights once, reading the chosen experts from
-memory, one look at the router's choice per streamed layer, launching the operations, and fetching the experts
-that are not in a slot. The first token of a new process costs loading plus the prompt, in which nearly every
-expert is needed once. Every constant below that is not measured by `probes` says where it comes from.
+memory, one look at the router's choice per streamed layer, launching the operations, sampling, and fetching
+the experts that are in no slot. The first token of a new process costs loading plus the prompt, in which
+nearly every expert is needed once. Every constant below that is not measured by `probes` says where it comes
+from.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from .probes import ComputeRates, DiskRates
 # Share of lookups that find their expert in a slot: 1 - (1 - f) * exp(-5 f^0.7), f = slots / experts. Through
 # published figures for Qwen3-Next (0.80, 0.88, 0.93, 0.97, 0.99 at 96 to 256 of 512; 0.66 to 0.83 at 64).
 _HIT_SCALE, _HIT_POWER = 5.0, 0.7
-# Operations of one layer of mlx-lm's qwen3_next, counted in the graph of a token, reshapes left out.
-_OPS_PER_LAYER = 86
 _START_SECONDS = 1.5  # importing llm, mlx-lm and the tokenizer of a real model
 _SYSTEM_BYTES = 4 * 10**9  # what the system and other programs keep from the page cache
 PROMPT = 200  # tokens of the prompt in a forecast
@@ -65,8 +64,9 @@ class Forecast:
 _REASONS = {
     "trunk": "for the weights that every token needs",
     "experts": "for the chosen experts' arithmetic",
-    "host": "waiting for the router's choice, layer by layer",
-    "launch": "starting operations",
+    "host": "looking at the router's choice in each streamed layer",
+    "turn": "choosing the token and turning it into text",
+    "launch": "starting the operations of each layer",
     "reads": "fetching {self.misses:.0f} missing experts ({mb:.0f} MB, hit rate {self.hit_rate:.2f})",
 }
 
@@ -107,8 +107,9 @@ def forecast(
     parts = {
         "trunk": trunk / compute.weights,
         "experts": chosen / compute.weights,
-        "host": len(streamed) * compute.sync_s,
-        "launch": spec.num_layers * _OPS_PER_LAYER * compute.op_s,
+        "host": len(streamed) * compute.host_s,
+        "launch": spec.num_layers * compute.launch_s,
+        "turn": compute.turn_s,
         "reads": misses * size * per_byte,
     }
     resident = sum(e.num_experts * sizes[n] for n, e in spec.experts.items() if n not in streamed)

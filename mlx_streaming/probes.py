@@ -12,8 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from .checkpoint.index import TensorIndex
+from .checkpoint.spec import ModelSpec
+
 _F_NOCACHE = 48  # macOS: reads of this descriptor bypass the page cache
 _READERS = 8
+_TOKENS = 12  # in one run of the demo
+_DEMO_DTYPE = "float32"
 _MOST_READ = 512 << 20  # bytes; enough for a stable figure on a fast disk, under a second on a slow one
 _TEMPORARY = 256 << 20
 # Width of the square matrices, their number, rows of the prefill product. An accelerator gets more bytes than
@@ -40,14 +45,16 @@ class ComputeRates:
     """What MLX does on this backend.
 
     weights: bytes per second of 4-bit weights in products with one row (decoding). flops: per second with
-    many rows (prefill). sync_s: one evaluation with its result read on the host. op_s: one small operation of
-    a graph.
+    many rows (prefill). From the embedded demo, per token: launch_s, what a layer takes beyond its weights;
+    host_s, what a streamed layer takes beyond a resident one when no expert is missing; turn_s, what sampling
+    and text take beside the model.
     """
 
     weights: float
     flops: float
-    sync_s: float
-    op_s: float
+    launch_s: float
+    host_s: float
+    turn_s: float
 
 
 def probe_disk(files: Sequence[Path], block: int, seconds: float = 0.8) -> DiskRates:
@@ -119,7 +126,24 @@ def _bypass_cache(fd: int, on: bool) -> None:
 
 
 def probe_compute(dtype: str = "bfloat16") -> ComputeRates:
-    """Measure MLX on its default device with activations of `dtype`, in about a second."""
+    """Measure MLX on its default device with activations of `dtype`, in a few seconds."""
+    weights, flops = _products(dtype)
+    spec, resident, streamed = _demo_tokens()
+    chosen = sum(e.top_k * e.expert_bytes for e in spec.experts.values())
+    arithmetic = (spec.trunk_bytes + chosen) / (
+        weights if dtype == _DEMO_DTYPE else _products(_DEMO_DTYPE)[0]
+    )
+    return ComputeRates(
+        weights=weights,
+        flops=flops,
+        launch_s=max(0.0, resident - arithmetic) / spec.num_layers,
+        host_s=max(0.0, streamed - resident) / len(spec.experts),
+        turn_s=max(0.0, _turn_seconds(spec) - resident),
+    )
+
+
+def _products(dtype: str) -> tuple[float, float]:
+    """Bytes of weights per second with one row, and operations per second with many rows."""
     import mlx.core as mx
 
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
@@ -131,12 +155,64 @@ def probe_compute(dtype: str = "bfloat16") -> ComputeRates:
     nbytes = sum(a.nbytes for parts in packed for a in parts)
     decode = _best(lambda: mx.eval([_product(mx, one, parts) for parts in packed]))
     prefill = _best(lambda: mx.eval([_product(mx, many, parts) for parts in packed[:4]]))
-    return ComputeRates(
-        weights=nbytes / decode,
-        flops=2 * rows * width**2 * len(packed[:4]) / prefill,
-        sync_s=_best(lambda: _syncs(mx, 20)) / 20,
-        op_s=_best(lambda: mx.eval(_chain(mx, one, 200))) / 200,
+    return nbytes / decode, 2 * rows * width**2 * len(packed[:4]) / prefill
+
+
+def _demo_tokens() -> tuple[ModelSpec, float, float]:
+    """The embedded demo, its seconds per token with all experts resident, and with all of them streamed."""
+    from .checkpoint.load import build_model, load_trunk
+    from .config import EngineConfig
+    from .demo import checkpoint_path
+    from .experts.memory import ExpertMemory
+    from .experts.source import InPlaceSource
+
+    index = TensorIndex.open(checkpoint_path())
+    spec = ModelSpec.read(checkpoint_path(), index)
+    slots = {n: e.num_experts for n, e in spec.experts.items()}
+    models, memories = [], []
+    for streamed in (False, True):
+        models.append(build_model(spec))
+        source = InPlaceSource(spec, index)
+        memories.append(
+            ExpertMemory.install(models[-1], spec, source, EngineConfig(), slots, force_streamed=streamed)
+        )
+        load_trunk(models[-1])
+        memories[-1].warm({n: range(count) for n, count in slots.items()})
+        memories[-1].settle()
+    # in turns, so that other programs disturb both alike
+    seconds = [[_timed(lambda m=model: _decode(m)) for model in models] for _ in range(4)][1:]
+    for memory in memories:
+        memory.close()
+    return spec, *(min(column) / _TOKENS for column in zip(*seconds, strict=True))
+
+
+def _decode(model) -> None:
+    """Generate `_TOKENS` tokens greedily."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    cache, token = make_prompt_cache(model), mx.array([[1]])
+    for _ in range(_TOKENS):
+        token = mx.argmax(model(token, cache=cache)[:, -1], axis=-1, keepdims=True)
+        mx.async_eval(token)
+    mx.eval(token)
+
+
+def _turn_seconds(spec: ModelSpec) -> float:
+    """Seconds per token of a sampled answer of the demo, all experts resident, as a user would see it."""
+    from .config import EngineConfig
+    from .mlx_backend import MLXBackend
+    from .request import Request, Sampling
+
+    slots = max(e.num_experts for e in spec.experts.values())
+    backend = MLXBackend(spec.path, EngineConfig(slots=slots, usage=False, mtp="off", context=512))
+    messages = ({"role": "user", "content": "Write a story about a dog and a storm."},)
+    request = Request(
+        messages, sampling=Sampling(temperature=0.7, seed=1), max_tokens=48, mtp="off", cache="off"
     )
+    rates = [backend.generate(request).generation_tps for _ in range(2)]
+    backend.close()
+    return 1 / max(rates)
 
 
 def _random_weights(mx, width: int, kind) -> tuple:
@@ -150,25 +226,13 @@ def _product(mx, x, parts):
     return mx.quantized_matmul(x, *parts, transpose=True, group_size=64, bits=4)
 
 
-def _syncs(mx, count: int) -> None:
-    value = mx.zeros((1, 10))
-    for _ in range(count):
-        value = value + 1
-        value.tolist()
-
-
-def _chain(mx, x, length: int):
-    for _ in range(length):
-        x = x + x
-    return x
-
-
 def _best(run: Callable[[], object], times: int = 3) -> float:
     """Seconds of the fastest of `times` runs after one that does not count."""
     run()
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)
+    return min(_timed(run) for _ in range(times))
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -127,7 +127,7 @@ def _machine(report: Report) -> Iterator[str]:
         rates = report.compute
         yield (
             f"    measured: weights {_rate(rates.weights)}, prompts {rates.flops / 1e9:.2f} GFLOP/s,"
-            f" a look at the GPU's result {rates.sync_s * 1e6:.0f} µs"
+            f" a layer {1e3 * rates.launch_s:.2f} ms, streamed {1e3 * rates.host_s:.2f} ms more"
         )
     if report.disk:
         disk = report.disk
