@@ -11,6 +11,7 @@ from helpers_grammar import Answers
 
 from mlx_streaming.chat.budget import ThinkingBudget
 from mlx_streaming.chat.grammar import schema_grammar, tool_grammar
+from mlx_streaming.chat.grammar_cost import mask_cost, widened
 from mlx_streaming.chat.parser import OutputParser
 from mlx_streaming.chat.vocabulary import vocabulary
 from mlx_streaming.errors import GrammarError
@@ -385,3 +386,15 @@ def test_thinking_template_opens_in_reasoning(tmp_path):
     assert complete and THINK_END in ids
     answer = tokenizer.decode(ids[ids.index(THINK_END) + 1 :]).strip()
     assert set(json.loads(answer)) == {"name", "age"}
+
+
+def test_mask_cost_is_measured_at_a_large_vocabulary(tokenizer):
+    wide = widened(tokenizer, 20_000)
+    assert len(wide) == 20_000
+    text = '<tool_call>\n{"name": "é"}\n'
+    assert [wide.decode([i]) for i in ids_of(wide, text)] == [
+        tokenizer.decode([i]) for i in ids_of(tokenizer, text)
+    ]
+    cost = mask_cost(tokenizer, 20_000, repeats=1)
+    assert cost.vocabulary == 20_000
+    assert cost.worst_s >= max(cost.words_s, cost.call_s, cost.json_s) > 0

@@ -35,6 +35,7 @@ class TokenBytes:
         self.trims_first_space = sentencepiece and bool(detokenizer.trim_space)
         self._tokens = detokenizer.tokenmap if self.known else []
         self._alphabet = _byte_alphabet()
+        self._starting: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return max(len(self._tokens), 1 + max(self._added, default=-1))
@@ -63,7 +64,12 @@ class TokenBytes:
         return pieces
 
     def starting_with(self, start: bytes) -> list[int]:
-        """Every id whose bytes begin with `start` (not empty)."""
+        """Every id whose bytes begin with `start` (not empty); remembered, as it looks at every token."""
+        if start not in self._starting:
+            self._starting[start] = self._search(start)
+        return self._starting[start]
+
+    def _search(self, start: bytes) -> list[int]:
         added = [token for token, text in self._added.items() if text.startswith(start)]
         spelled: str | bytes = start.replace(b" ", _SPM_SPACE)
         if self.byte_level:

@@ -36,18 +36,17 @@ class MarkerGuard:
         banned = {token for marker in markers if marker.forbidden for token in marker.ids[-1:]}
         self._refused = frozenset(refused) | banned
         self._masks: dict[frozenset[int], mx.array] = {}  # shared by forks
-        self._spelled: dict[tuple[int, int], frozenset[int]] = {}
         self._longest = max((len(marker.text.encode()) for marker in markers), default=0)
         self._tail = b""
 
     def mask(self) -> mx.array | None:
         """bool (vocab,), or None when everything is allowed here."""
         refused = self._refused
-        for number, marker in enumerate(self._markers):
+        for marker in self._markers:
             text = marker.text.encode()
             for begun in range(min(len(text) - 1, len(self._tail)), 0, -1):
                 if self._tail.endswith(text[:begun]):
-                    refused |= self._completing(number, begun)
+                    refused |= self._completing(marker, text[begun:])
         if not refused:
             return None
         if refused not in self._masks:
@@ -73,13 +72,8 @@ class MarkerGuard:
         copy.__dict__.update(self.__dict__)
         return copy
 
-    def _completing(self, number: int, begun: int) -> frozenset[int]:
-        """Ids that would complete a marker of which `begun` bytes stand already, but must not."""
-        if (number, begun) not in self._spelled:
-            marker = self._markers[number]
-            rest = marker.text.encode()[begun:]
-            table = self._vocab.bytes
-            own = len(marker.ids) == 1 and table.is_added(marker.ids[0]) or marker.forbidden
-            found = (token for token in table.starting_with(rest) if own or table[token] != rest)
-            self._spelled[number, begun] = frozenset(found)
-        return self._spelled[number, begun]
+    def _completing(self, marker: Marker, rest: bytes) -> frozenset[int]:
+        """Ids that must not come where only `rest` is missing of a marker."""
+        table = self._vocab.bytes
+        own_token = marker.forbidden or (len(marker.ids) == 1 and table.is_added(marker.ids[0]))
+        return frozenset(token for token in table.starting_with(rest) if own_token or table[token] != rest)
