@@ -1,6 +1,7 @@
 """Every family gives the stock logits bit for bit at every pool size, and its caches survive a snapshot."""
 
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -78,6 +79,45 @@ def test_families_without_code_of_their_own(model_type, tmp_path):
         assert len(memory.streamed) >= 2
         memory.close()
     assert compared == 2 * (40 + STEPS) * VOCAB
+
+
+@pytest.mark.parametrize("family", ["tiny-qwen3-moe", "tiny-gpt-oss"])
+def test_bfloat16_as_released(family, tmp_path):
+    synthesize(tmp_path / "m", family, dtype="bfloat16")
+    reference = generate(stock(tmp_path / "m"), prompt_of(40), STEPS)
+    for slots in (1, 4):
+        model, memory = streamed(tmp_path / "m", slots)
+        assert generate(model, prompt_of(40), STEPS).compare(reference) == (40 + STEPS) * VOCAB
+        memory.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_turns_end_to_end(family, tmp_path):
+    """The backend's greedy words are stock mlx-lm's; the next turn starts from a snapshot and is the same."""
+    from mlx_lm.generate import generate_step
+
+    from mlx_streaming.mlx_backend import MLXBackend
+    from mlx_streaming.request import Request, Sampling
+
+    synthesize(tmp_path / "m", family, layers=4, dtype="float32")
+    backend = MLXBackend(tmp_path / "m", EngineConfig(slots=3, usage=False))
+    first = Request(
+        messages=({"role": "user", "content": "Name a river."},),
+        sampling=Sampling(temperature=0),
+        max_tokens=6,
+    )
+    answer = backend.generate(first)
+    engine = backend.engine
+    reference = stock(tmp_path / "m")
+    prompt = engine.tokenizer.apply_chat_template(list(first.messages), add_generation_prompt=True)
+    steps = generate_step(mx.array(prompt), reference, max_tokens=6)
+    assert answer.token_ids == [int(t) for t, _ in steps] and len(answer.token_ids) == 6
+    told = {"role": "assistant", "content": answer.text, "token_ids": answer.token_ids}
+    messages = (*first.messages, told, {"role": "user", "content": "And a lake?"})
+    again = [backend.generate(replace(first, messages=messages, cache=use)) for use in ("on", "off")]
+    assert [r.cached_tokens for r in again] == [len(prompt) + 6, 0]
+    assert again[0].token_ids == again[1].token_ids and again[0].completion_tokens == 6
+    backend.close()
 
 
 def test_a_state_that_cannot_be_captured_still_streams(tmp_path):

@@ -219,3 +219,10 @@ def test_the_command(tmp_path):
     again = CliRunner().invoke(group, arguments)
     assert again.exit_code == 1
     assert "not empty" in again.output and "Traceback" not in again.output
+
+
+def test_the_help_lists_the_presets():
+    from llm_mlx_streaming.commands import group
+
+    text = " ".join(CliRunner().invoke(group, ["synthesize", "--help"]).output.split())
+    assert f"Presets: {', '.join(presets.PRESETS)}." in text

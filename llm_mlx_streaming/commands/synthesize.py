@@ -70,6 +70,9 @@ def synthesize(
     It has the layout of a downloaded model, its words mean nothing: use it to measure speed and
     memory without a download. The tokenizer is that of the embedded demo.
 
+    Presets: qwen3-next-80b, tiny, tiny-qwen3-moe, tiny-qwen3.5-moe, tiny-olmoe, tiny-glm4-moe,
+    tiny-gpt-oss, tiny-deepseek-v3, tiny-minimax.
+
     \b
         llm mlx-streaming synthesize /tmp/eighth --like qwen3-next-80b --layers 6
         llm mlx-streaming synthesize /tmp/tiny --like tiny

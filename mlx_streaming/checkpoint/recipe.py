@@ -55,8 +55,8 @@ class Recipe:
         if position < self.edge_layers or position >= count - self.edge_layers:
             bits, group_size = self.edge_bits, self.group_size if self.edge_bits else None
         else:
-            own = {"gate_proj": self.gate_bits, "up_proj": self.up_bits, "down_proj": self.down_bits}[proj]
-            bits, group_size = own or self.bits, self.group_size
+            own = {"gate_proj": self.gate_bits, "up_proj": self.up_bits, "down_proj": self.down_bits}
+            bits, group_size = own.get(proj) or self.bits, self.group_size
         affine = source is not None and source.mode == "affine"
         if bits is None and not (group_size and affine):
             return source
