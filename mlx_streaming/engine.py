@@ -29,6 +29,7 @@ from .generation.mtp import MTPHead
 from .generation.mtp_load import load_head
 from .request import Status
 from .state.fingerprint import fingerprint
+from .state.rotated_kv import install, parse_bits
 from .state.session import Session
 from .state.store import StateStore
 
@@ -137,7 +138,8 @@ def load_engine(
     )
     directory = Path(config.cache_dir) if config.cache_dir else None
     store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
-    session = Session(store, model)
+    bits = parse_bits(config.kv_bits)
+    session = Session(store, model, install(model, bits) if bits else None)
     engine = Engine(
         spec, config, plan, model, tokenizer, template, memory, session, identity, index.digest(), head
     )
