@@ -200,7 +200,8 @@ class Speculator:
         self._sampler.position += kept
         self._recent = [*self._recent, *run][-self._context :]
         self._pending = following
-        self._advance([*run[1:], following])
+        if run[-1] not in self._ends:
+            self._advance([*run[1:], following])
 
     def _draft(self, depth: int) -> Drafts:
         """Up to `depth` drafts after the pending token; fewer where confidence or the grammar ends them."""
