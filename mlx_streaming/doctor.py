@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .experts.plan import Plan
 
 SLOW_DISK = 10**9  # bytes per second; below it reads take most of a token's time on any machine
+UNUSABLE = 0.5  # tokens per second
 _PACKAGES = ("llm-mlx-streaming", "llm", "mlx", "mlx-lm", "huggingface_hub")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -104,6 +105,7 @@ def examine(subject: Subject, config: EngineConfig, measured_file: Path | None =
     if report.plan and report.disk and report.compute:
         _forecasts(report, spec, index, sizes, measured_file)
     _speed(report, subject)
+    _processor(report)
     return report
 
 
@@ -259,6 +261,14 @@ def _speed(report: Report, subject: Subject) -> None:
                 " faster from an internal SSD.",
                 f"HF_HOME=/a/faster/disk {subject.get}" if subject.get else "",
             )
+        )
+
+
+def _processor(report: Report) -> None:
+    if report.forecast and report.forecast.tps < UNUSABLE and report.machine["backend"] == "cpu":
+        fix = "llm install 'mlx[cuda13]'" if shutil.which("nvidia-smi") else ""
+        report.problems.append(
+            Problem("MLX computes on the CPU here, which is too slow for this model; use a Mac or CUDA.", fix)
         )
 
 

@@ -221,6 +221,14 @@ def test_a_slow_disk_is_noted_only_where_experts_stream(demo_path, monkeypatch):
     assert report.problems[0].fix.endswith("llm mlx-streaming download org/it")
 
 
+def test_a_processor_that_is_too_slow_is_noted(demo_path, monkeypatch):
+    slow = replace(COMPUTE, weights=1e6)
+    monkeypatch.setattr("mlx_streaming.doctor.probe_compute", lambda dtype: slow)
+    report = examine(local(demo_path), EngineConfig())
+    found = [p for p in report.problems if "computes on the CPU" in p.what]
+    assert bool(found) == (report.machine["backend"] == "cpu") and not report.fatal
+
+
 def test_a_repository_is_judged_from_its_headers(demo_path, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
@@ -274,7 +282,7 @@ def test_doctor_command(run_llm, llm_env, opened, broken):
     shown = run_llm("mlx-streaming", "doctor").stdout
     for word in ("Machine: ", "disk (checkpoint): ", "demo: qwen3_next", "Plan: all experts", "Forecast: "):
         assert word in shown
-    assert "Last run (0.0 hours ago): 40.0 tokens/s" in shown
+    assert "Last run (0.0 hours ago): 40 tokens/s" in shown
     assert shown.endswith("Only the embedded demo is here so far.\n    llm mlx-streaming download\n")
     failed = run_llm("mlx-streaming", "doctor", broken(SHARD), "--json", check=False)
     assert failed.returncode == 1

@@ -161,8 +161,8 @@ def _plan(report: Report) -> str:
 def _forecast(report: Report) -> Iterator[str]:
     made = report.forecast
     yield (
-        f"Forecast: {made.tps:.1f} tokens/s without speculation; the first word of a new process after"
-        f" {made.first_token_s:.1f} s ({made.load_s:.1f} s to load, {made.prompt_s:.1f} s for a prompt of"
+        f"Forecast: {made.tps:.3g} tokens/s without speculation; the first word of a new process after"
+        f" {_time(made.first_token_s)} ({_time(made.load_s)} to load, {_time(made.prompt_s)} for a prompt of"
         f" {made.prompt_tokens} tokens)"
     )
     for reason in made.reasons:
@@ -177,10 +177,14 @@ def _measured(found: dict[str, Any]) -> str:
     notes = ", with MTP" if found["mtp"] else ""
     notes += "" if found["same_slots"] else ", with other slots"
     return (
-        f"Last run ({ago}{notes}): {found['generation_tps']:.1f} tokens/s, first word after"
-        f" {found['first_token_s']:.1f} s; forecast {found['forecast_tps']:.1f} and"
-        f" {found['forecast_first_token_s']:.1f} s: {verdict}"
+        f"Last run ({ago}{notes}): {found['generation_tps']:.3g} tokens/s, first word after"
+        f" {_time(found['first_token_s'])}; forecast {found['forecast_tps']:.3g} tokens/s and"
+        f" {_time(found['forecast_first_token_s'])}: {verdict}"
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _rate(value: float) -> str:
