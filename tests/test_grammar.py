@@ -310,8 +310,10 @@ def test_tools_with_odd_schemas_still_have_a_grammar(tokenizer, coder):
         },
     ]
     guide = tool_grammar(tokenizer, VOCAB, odd)
-    text = '\n{"name": "we\\"ird é", "arguments": {}}\n'
-    feed(guide, [CALL, *ids_of(tokenizer, text), CALL_END])
+    text = '\n{"name": "we\\"ird é", "arguments": {'
+    feed(guide, [CALL, *ids_of(tokenizer, text)])
+    assert not allowed(guide, ids_of(tokenizer, '"')[0])  # a tool without parameters gets none
+    feed(guide, [*ids_of(tokenizer, "}}\n"), CALL_END])
     feed(guide, [CALL, *ids_of(tokenizer, '\n{"name": "x", "arguments": {')])
     assert tool_grammar(coder, VOCAB, odd) is None  # a name that its XML cannot hold
     assert tool_grammar(coder, VOCAB, odd[1:]) is not None

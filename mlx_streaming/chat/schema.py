@@ -140,7 +140,7 @@ def _closed(schema: Schema) -> Schema:
         result = dict(part)
         combined = any(key in part for key in _COMPOSED)
         silent = not any(key in part for key in ("additionalProperties", "patternProperties"))
-        if part.get("properties") and silent and not combined and not open_parent:
+        if "properties" in part and silent and not combined and not open_parent:
             result["additionalProperties"] = False
         for keyword, key, inner in _children(part):
             beside = keyword in ("anyOf", "oneOf") and ("properties" in part or "$ref" in part or open_parent)
