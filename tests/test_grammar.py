@@ -287,6 +287,16 @@ def test_undeclared_properties_are_not_invented(tokenizer):
     assert feed(schema_grammar(tokenizer, VOCAB, combined), ids_of(tokenizer, '{"a": 1, "b": 2')) is not None
 
 
+def test_numbers_end(tokenizer):
+    schema = {"type": "object", "properties": {"n": {"type": "number"}, "s": {"type": "string"}}}
+    guide = schema_grammar(tokenizer, VOCAB, schema | {"required": ["n", "s"]})
+    digit = ids_of(tokenizer, "3")[0]
+    feed(guide, [*ids_of(tokenizer, '{"n": 1.'), *[digit] * 24])
+    assert not allowed(guide, digit) and allowed(guide, ids_of(tokenizer, ",")[0])
+    feed(guide, [*ids_of(tokenizer, ', "s": "'), *[digit] * 60, *ids_of(tokenizer, '"}')])
+    assert guide.finished
+
+
 def test_tools_with_odd_schemas_still_have_a_grammar(tokenizer, coder):
     odd = [
         {"type": "function", "function": {"name": 'we"ird é', "parameters": {}}},

@@ -33,6 +33,9 @@ class TokenMask(Protocol):
         """An independent copy, for drafts that may be thrown away."""
 
 
+_LONG_NUMBER = 24  # digit tokens in a row (no 64-bit number has more), after which a number must end
+
+
 class Phase(enum.Enum):
     """Where in an answer the model is."""
 
@@ -72,6 +75,7 @@ class Guide:
         self._door_open = False
         self._beyond = Phase.TEXT
         self._ended = False
+        self._digits = 0
         self._lark = ""
         self._matcher: llguidance.LLMatcher | None = None  # made of `_lark` when first needed
         for lark in (call, answer, after_thinking):
@@ -121,10 +125,20 @@ class Guide:
             reason = matcher.get_error().strip().splitlines()[0]
             raise GrammarError(f"The grammar cannot go on here ({reason}); simplify the schema or the tools.")
         flags = np.unpackbits(bits, count=self._vocab.size, bitorder="little")
+        if self._digits >= _LONG_NUMBER:
+            self._end_number(flags)
         if self._door_open:
             for ids, _ in self._doors:
                 flags[ids[0]] = 1
         return mx.array(flags.view(bool))
+
+    def _end_number(self, flags: np.ndarray) -> None:
+        """Refuse further digits: greedy models can fall into endless decimals, and JSON allows them. Where
+        most tokens are allowed this is a string and not a number, which may go on."""
+        shorter = flags.copy()
+        shorter[self._vocab.digits] = 0
+        if flags.sum() < flags.size // 8 and shorter.any():
+            flags[:] = shorter
 
     def advance(self, token: int) -> None:
         """Take `token`.
@@ -190,7 +204,9 @@ class Guide:
                 raise _refused(token)
             return
         self._ended = token in self._vocab.eos
-        self._door_open = self._door_open and not self._vocab.bytes[token].strip()
+        text = self._vocab.bytes[token]
+        self._digits = self._digits + 1 if text.isdigit() else 0
+        self._door_open = self._door_open and not text.strip()
         if self._answer is None and not self._ended and matcher.is_stopped():
             self._phase = Phase.TEXT if self._parallel else Phase.DONE
             self._guard.restart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Sequence
@@ -67,6 +68,12 @@ class Vocabulary:
         flags = np.ones(self.size, dtype=bool)
         flags[list(refused)] = False
         return mx.array(flags)
+
+    @functools.cached_property
+    def digits(self) -> list[int]:
+        """Ids of the tokens that are nothing but digits."""
+        found = {token for digit in b"0123456789" for token in self.bytes.starting_with(bytes([digit]))}
+        return sorted(token for token in found if self.bytes[token].isdigit())
 
     def check(self, lark: str) -> None:
         """Look at a Lark grammar without compiling it.
