@@ -396,8 +396,34 @@ def test_download_command_registers_and_the_model_answers(hub_llm, run_llm, rele
         True,
         True,
     )
-    again = json.loads(hub_llm("download", "org/tiny", "--json", env={"HF_HUB_OFFLINE": "1"}).stdout)
-    assert (again["fetched"], again["name"]) == (0, facts["name"])
+    offline = hub_llm("download", "org/tiny", "--pack", "--json", env={"HF_HUB_OFFLINE": "1"})
+    again = json.loads(offline.stdout)
+    assert (again["fetched"], again["name"]) == (0, "tiny")
+    assert "HF_HUB_OFFLINE is set" in offline.stderr
+    assert list(Path(again["packed"]).glob("*.experts"))
+    settings = json.loads(run_llm("mlx-streaming", "models", "--json").stdout)[0]["settings"]
+    assert settings == {"packed": again["packed"]}
+    assert run_llm("-m", "mine", "-o", "max_tokens", 4, "hello").stdout.strip()
+
+
+def test_a_new_revision_takes_over_what_still_fits(hub_llm, run_llm, served, demo_path, tmp_path):
+    from mlx_streaming.checkpoint.mtp_extract import PACKED_NAME
+
+    copy = tmp_path / "copy"
+    shutil.copytree(demo_path, copy)
+    served.repos["org/tiny"] = Repo(copy)
+    first = json.loads(hub_llm("download", "org/tiny", "--alias", "mine", "--pack", "--json").stdout)
+    (Path(first["path"]) / PACKED_NAME).write_bytes(b"the head of the first")
+    (copy / "special_tokens_map.json").write_text("{}")
+    sent = served.total_sent()
+    second = hub_llm("download", "org/tiny", "--no-mtp")
+    assert served.total_sent() - sent < 1_000_000, "unchanged files are not fetched again"
+    assert f"The earlier revision stays in {first['path']}" in second.stderr
+    assert "pack again with --pack" in second.stderr
+    now = json.loads(run_llm("mlx-streaming", "models", "--json").stdout)[0]
+    assert (now["name"], now["aliases"], now["settings"]) == ("tiny", ["mine"], {})
+    assert now["path"] != first["path"]
+    assert (Path(now["path"]) / PACKED_NAME).read_bytes() == b"the head of the first"
 
 
 def test_a_killed_download_is_continued_by_the_same_command(hub_llm, llm_env, served, demo_path):

@@ -57,6 +57,10 @@ def doctor(model: str | None, revision: str, json_: bool) -> None:
             report = with_name(examine(subject, EngineConfig.from_env()), subject.path, model)
     if known.problem:
         report.problems.append(Problem(known.problem))
+    elif found and found.hub and not any(c.path == found.path for c in known.checkpoints):
+        report.problems.append(
+            Problem("It is here but not registered.", f"llm mlx-streaming add {found.hub}")
+        )
     elif not known.checkpoints:
         report.problems.append(Problem("Only the embedded demo is here so far.", registry.GET_REAL_MODEL))
     elif not (llm.user_dir() / "default_model.txt").exists():
@@ -80,8 +84,16 @@ def _registered(model: str | None) -> registry.Checkpoint | None:
         return by_hub
     if model and re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not Path(model).is_dir():
         if registry.read().find(model) is None:
-            return None
+            return _cached(model)
     return registry.resolve(model)
+
+
+def _cached(repo: str) -> registry.Checkpoint | None:
+    """The complete copy of `repo` in the hub cache, if there is one."""
+    from mlx_streaming.checkpoint.hub_cache import cached_checkpoints
+
+    found = next((c for c in cached_checkpoints() if c.repo == repo and not c.problem), None)
+    return registry.Checkpoint(repo, found.path, found.commit[:12], hub=repo) if found else None
 
 
 def _subject(found: registry.Checkpoint) -> Subject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ def download(
     _refuse_taken(repo, (*aliases, *([name] if name else ())))
     facts = _fetch(repo, revision, no_verify, pack, json_)
     base = facts.pop("base")
-    known = _register(facts, repo, name, aliases, make_default)
+    known = _register(facts, repo, name, aliases, make_default, json_)
     if not json_:
         _report(facts, known.default)
     if not no_mtp:
@@ -126,9 +127,14 @@ def _describe(repo: str, revision: str) -> HubRepo | None:
 
 
 def _register(
-    facts: dict[str, Any], repo: str, name: str | None, aliases: tuple[str, ...], make_default: bool
+    facts: dict[str, Any],
+    repo: str,
+    name: str | None,
+    aliases: tuple[str, ...],
+    make_default: bool,
+    quiet: bool,
 ) -> registry.Registry:
-    """Register what arrived, keeping the settings and aliases of an earlier revision."""
+    """Register what arrived, keeping name, aliases, settings and MTP head of an earlier revision."""
     from mlx_streaming.checkpoint.spec import ModelSpec
 
     path = Path(facts["path"])
@@ -139,12 +145,28 @@ def _register(
         name=name or (old.name if old else _free_name(repo)),
         path=path,
         revision=facts["revision"][:12],
-        settings=old.settings if old else {},
+        settings=_inherited(old, path, quiet) if old else {},
         hub=repo,
         aliases=tuple(dict.fromkeys((*(old.aliases if old else ()), *aliases))),
     )
     facts["name"] = checkpoint.name
     return registry.add(checkpoint, make_default)
+
+
+def _inherited(old: registry.Checkpoint, path: Path, quiet: bool) -> dict[str, Any]:
+    """Settings of the earlier revision `old` that hold for the one in `path`; its MTP head is taken over."""
+    from mlx_streaming.checkpoint.mtp_extract import PACKED_NAME
+
+    if old.path == path:
+        return old.settings
+    head = old.path / PACKED_NAME
+    if head.is_file() and not (path / PACKED_NAME).exists():
+        shutil.copyfile(head, path / PACKED_NAME)
+    if not quiet:
+        click.echo(f"The earlier revision stays in {old.path}; remove it with: hf cache rm", err=True)
+        if "packed" in old.settings:
+            click.echo("Its packed experts do not fit the new one; pack again with --pack", err=True)
+    return {key: value for key, value in old.settings.items() if key != "packed"}
 
 
 def _free_name(repo: str) -> str:

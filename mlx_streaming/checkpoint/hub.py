@@ -109,8 +109,8 @@ def open_range(hub: HubRepo, name: str, start: int, stop: int | None = None) -> 
         CheckpointError: the server refuses, or ignores the range of a request that does not start at 0.
         httpx errors: the connection broke; see `transport_errors`.
     """
-    from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     headers = build_hf_headers(library_name=LIBRARY)
     headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{'' if stop is None else stop - 1}"}
