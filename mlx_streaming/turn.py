@@ -116,18 +116,30 @@ class Turn:
             kind = {encoded.head: "head", len(ids) - 1: "prompt"}.get(position, "partial")
             session.snapshot(ids[:position], start.cache, kind, extra=self._extra(), hot=engine.memory.hot())
 
-        logits = prefill(
-            engine.model,
-            ids[cached:],
-            start.cache,
-            chunk=engine.plan.chunk,
-            start=cached,
-            on_progress=lambda done, total: request.on_status(Status("prefill", done, total)),
-            should_stop=request.should_stop,
-            boundaries=boundaries,
-            on_boundary=file,
-            mtp=head,
-        )
+        position = cached
+
+        def progress(done: int, total: int) -> None:
+            nonlocal position
+            position = cached + done
+            request.on_status(Status("prefill", done, total))
+
+        try:
+            logits = prefill(
+                engine.model,
+                ids[cached:],
+                start.cache,
+                chunk=engine.plan.chunk,
+                start=cached,
+                on_progress=progress,
+                should_stop=request.should_stop,
+                boundaries=boundaries,
+                on_boundary=file,
+                mtp=head,
+            )
+        except Cancelled:
+            if self._keep and position > cached:  # asked again, the prompt goes on from here
+                file(position)
+            raise
         self._clock.prefilled = self._clock.now()
         return start.cache, logits
 
