@@ -28,6 +28,7 @@ RESIDENT_SHARE = 0.85
 ALLOCATOR_CACHE = 256 * 2**20
 USUAL_CONTEXT = 32768
 _SMALLEST_CONTEXT = 256
+_EASY_SHARE = 8
 _SMALLEST_CHUNK = 128
 _WORKSPACE_SHARE = 8  # the prefill chunk shrinks until its workspace is below memory / this
 _KV_GROUP_BITS = 32 / 64  # a 16-bit scale and bias for each group of 64
@@ -141,9 +142,12 @@ class _Question:
             found = self.plan(memory, context, chunk, none)
         return found
 
-    def least(self, context: int) -> int:
-        """The smallest memory that works for `context`."""
-        pools = smallest_pools(self.needs, self.config.slots, self.config.resident_layers)
+    def least(self, context: int, share: int | None = None) -> int:
+        """The smallest memory for `context`, with 1 / `share` of the experts in slots if that is given."""
+        slots = self.config.slots
+        if slots is None and share:
+            slots = max(max(n.least, n.experts // share) for n in self.needs.values())
+        pools = smallest_pools(self.needs, slots, self.config.resident_layers)
         return self.fixed(0, context, smallest=True).peak_bytes + pools
 
 
@@ -179,7 +183,11 @@ def plan(
         if whole is not None:
             return whole
         memory = min(int(machine.total_memory * STREAMING_SHARE), memory)
+    # A long context is not worth pools that nearly always miss; when they must be that small, it is shortest.
     for context in contexts:
+        if ask.least(context, share=_EASY_SHARE) <= memory:
+            return _fill(ask, memory, context)
+    for context in reversed(contexts):
         if ask.least(context) <= memory:
             return _fill(ask, memory, context)
     raise _refusal(ask, memory, contexts[-1])
