@@ -210,35 +210,34 @@ def public_path():
 
 def test_read_only_directory(public_path):
     """As another user where tests run as root, since root may write anywhere."""
-    tmp_path = public_path
+    filled, empty = public_path / "filled", public_path / "empty"
+    store = open_store(filled)
+    put(store, IDS[:10])
+    store.close()
+    empty.mkdir()
+    for path in (public_path, empty, filled, *filled.iterdir()):
+        path.chmod(0o555 if path.is_dir() else 0o444)
     script = f"""
         import os, sys
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         from test_state_store import IDS, open_store, put, restored
         if os.getuid() == 0:
             os.setgid(65534), os.setuid(65534)
-        store = open_store({str(tmp_path / "cache")!r})
-        put(store, IDS[:10])
-        assert restored(store, IDS) == 10
-        store.flush()
-        print(store.disk_state, "|", store.stats.get("written"))
+        for place in {[str(filled), str(empty), str(empty / "deeper")]!r}:
+            store = open_store(place)
+            assert restored(store, IDS) == 0
+            put(store, IDS[:20])
+            assert restored(store, IDS) == 20
+            store.flush()
+            print(store.disk_state[:5], store.stats.get("written"))
     """
-    for populated in (False, True):
-        directory = tmp_path / "cache"
-        if populated:
-            store = open_store(directory)
-            put(store, IDS[:10])
-            store.close()
-        for path in (directory, *directory.iterdir()) if populated else (tmp_path,):
-            path.chmod(0o555 if path.is_dir() else 0o444)
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
-        )
-        for path in (tmp_path, directory):
-            if path.exists():
-                path.chmod(0o755)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("off: ") and done.stdout.strip().endswith("None")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
+    for path in (public_path, empty, filled):
+        path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["off:  None"] * 3
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 7])
