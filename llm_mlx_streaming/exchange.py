@@ -159,8 +159,12 @@ def engine_config(checkpoint: registry.Checkpoint, options: Any) -> Any:
     cache_dir = config.cache_dir or str(registry.home() / "cache")
     if (llm.user_dir() / "logs-off").exists():  # `llm logs off`: conversations leave no trace on disk
         cache_dir = None
+    mtp = config.mtp
+    if mtp == "off" and options.mtp not in (None, "off"):  # asked for: the head must be loaded
+        mtp = options.mtp
     return replace(
         config,
+        mtp=mtp,
         cache_dir=cache_dir,
         usage_dir=config.usage_dir or str(registry.home() / "usage"),
         mtp_dir=config.mtp_dir or str(registry.home() / "mtp"),

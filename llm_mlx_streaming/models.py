@@ -46,18 +46,18 @@ class StreamingModel(_Streaming, llm.Model):
     ) -> Iterator[StreamEvent]:
         from mlx_streaming.errors import EngineError
 
-        from . import terminal, transcript
+        from . import terminal
         from .exchange import Exchange
 
         try:
             yield from _answer(Exchange(self.model_id, prompt, response, conversation))
-        except EngineError as error:
-            if terminal.command() != "chat":
+        except Exception as error:
+            if terminal.command() == "chat":  # it has no handler: an exception would end it with a traceback
+                yield _failed(response, error)
+            elif isinstance(error, EngineError):
                 raise llm.ModelError(str(error)) from error
-            # llm chat has no handler: an exception would end it with a traceback.
-            terminal.note(f"Error: {error}")
-            response.response_json = {"finish_reason": "error", "error": str(error)}
-            yield transcript.failed_turn(str(error))
+            else:
+                raise
 
 
 class AsyncStreamingModel(_Streaming, llm.AsyncModel):
@@ -88,6 +88,18 @@ class AsyncStreamingModel(_Streaming, llm.AsyncModel):
                 yield shown
         except EngineError as error:
             raise llm.ModelError(str(error)) from error
+
+
+def _failed(response: llm.Response, error: Exception) -> StreamEvent:
+    """Tell of `error` on stderr and in the log; the conversation goes on without this turn."""
+    from mlx_streaming.errors import EngineError
+
+    from . import terminal, transcript
+
+    text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+    terminal.note(f"Error: {text}")
+    response.response_json = {"finish_reason": "error", "error": text}
+    return transcript.failed_turn(text)
 
 
 def _answer(exchange: Exchange) -> Iterator[StreamEvent]:

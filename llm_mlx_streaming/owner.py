@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -58,13 +60,20 @@ class Engine:
         Raises:
             EngineError: the checkpoint cannot be loaded or the request not be answered.
         """
+        from mlx_streaming.errors import EngineError
         from mlx_streaming.request import GenResult
 
         if turn.stopped:
             turn.result = GenResult(finish_reason="interrupted")
             return
-        backend = self._get(turn)
-        turn.result = yield from backend.stream(turn.request)
+        try:
+            backend = self._get(turn)
+            turn.result = yield from backend.stream(turn.request)
+        except (EngineError, GeneratorExit):
+            raise
+        except BaseException:  # broken off anywhere (Ctrl-C, no memory): nobody knows in what state
+            self._drop()
+            raise
 
     def settle(self, turn: Turn) -> None:
         """Do what the backend put off; a failure there costs no answer."""
@@ -78,6 +87,11 @@ class Engine:
         backend, self._backend, self._key = self._backend, None, None
         if backend is not None:
             backend.close()
+
+    def _drop(self) -> None:
+        """Let go of an engine that is not to be trusted; the error that led here is the one to report."""
+        with contextlib.suppress(Exception):
+            self.close()
 
     def _get(self, turn: Turn) -> Any:
         from mlx_streaming.backend import open_backend
@@ -265,7 +279,13 @@ class Owner:
     def _remember_exit(self) -> None:
         if not self._at_exit:
             self._at_exit = True
-            atexit.register(self.close)
+            atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            print(f"[The last state could not be kept: {error}]", file=sys.stderr)
 
 
 OWNER = Owner()

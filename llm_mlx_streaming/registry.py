@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -74,7 +73,7 @@ def read() -> Registry:
         return _parse(json.loads(registry_path().read_text("utf-8")))
     except FileNotFoundError:
         return Registry()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         return Registry(
             problem=f"{registry_path()} cannot be read ({reason}); repair it or remove it, "
@@ -203,18 +202,23 @@ def _kept_default(registry: Registry, removed: Checkpoint) -> str | None:
 
 
 def _parse(data: dict[str, Any]) -> Registry:
-    checkpoints = tuple(
-        Checkpoint(
-            name=str(item["name"]),
-            path=Path(item["path"]),
-            revision=item.get("revision"),
-            settings=dict(item.get("settings") or {}),
-            hub=item.get("hub"),
-            aliases=tuple(item.get("aliases") or ()),
-        )
-        for item in data["checkpoints"]
-    )
+    checkpoints = tuple(_parse_checkpoint(item) for item in data["checkpoints"])
     return Registry(checkpoints, data.get("default"))
+
+
+def _parse_checkpoint(item: dict[str, Any]) -> Checkpoint:
+    aliases, settings = item.get("aliases") or [], item.get("settings") or {}
+    words = [item["name"], item["path"], *aliases, item.get("hub") or "-", item.get("revision") or "-"]
+    if not isinstance(aliases, list) or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"names, paths and aliases are words: {item}")
+    return Checkpoint(
+        name=item["name"],
+        path=Path(item["path"]),
+        revision=item.get("revision"),
+        settings=dict(settings),
+        hub=item.get("hub"),
+        aliases=tuple(aliases),
+    )
 
 
 def _dump(registry: Registry) -> str:
@@ -251,6 +255,8 @@ def _writing() -> Iterator[tuple[Registry, Any]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not on Windows, where reading must work all the same
+
     deadline = time.monotonic() + LOCK_SECONDS
     with open(path, "a") as handle:
         while True:

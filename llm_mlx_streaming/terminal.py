@@ -68,7 +68,7 @@ class Pipe:
 
     def __init__(self):
         self._poll = None
-        if command() is None:
+        if command() is None or not hasattr(select, "poll"):
             return
         try:
             self._fd = sys.stdout.fileno()

@@ -71,8 +71,7 @@ def test_a_second_ctrl_c_leaves_at_once(terminal, logs, tmp_path):
 
 
 def test_chat_goes_on_after_ctrl_c_and_after_errors(terminal, logs, tmp_path):
-    turns = [{"text": "first"}, LONG, {"fail": "It does not fit."}, {"text": "after {user}: {count}"}]
-    script = Script(tmp_path, *turns, delay=0.005)
+    script = Script(tmp_path, {"text": "first"}, LONG, {"fail": "It does not fit."}, delay=0.005)
     llm = terminal("chat", "-m", MODEL, "-s", "Be kind.", env=script.env)
     llm.expect("> ")
     llm.send("one\n")
@@ -83,19 +82,22 @@ def test_chat_goes_on_after_ctrl_c_and_after_errors(terminal, logs, tmp_path):
     llm.expect("> ")
     llm.send("three\n")
     llm.expect("Error: It does not fit.*> ")
-    script.path.write_text(script.path.read_text().replace("It does not fit.", "Still not."))
+    llm.send("four\n")
+    llm.expect("Error: It does not fit.*> ")
     llm.send("quit\n")
     status, rest = llm.finish()
     assert status == 0 and "Traceback" not in rest
-    assert [r["response_json"]["finish_reason"] for r in logs()] == ["stop", "interrupted", "error"]
+    assert [r["response_json"]["finish_reason"] for r in logs()] == ["stop", "interrupted", "error", "error"]
     assert logs()[2]["response_json"]["error"] == "It does not fit."
+    roles = [m["role"] for m in script.requests[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]  # without "three"
 
 
 def test_a_failed_turn_is_forgotten_by_the_conversation(terminal, run_llm, logs, tmp_path):
-    llm = terminal("chat", "-m", MODEL, env=Script(tmp_path, {"fail": "Too long."}).env)
+    llm = terminal("chat", "-m", MODEL, env=Script(tmp_path, {"crash": "Too long."}).env)
     llm.expect("> ")
     llm.send("much too long\n")
-    llm.expect("Too long.*> ")
+    llm.expect("Error: RuntimeError: Too long.*> ")
     llm.send("quit\n")
     assert llm.finish()[0] == 0
     script = Script(tmp_path)

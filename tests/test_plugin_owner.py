@@ -217,6 +217,14 @@ def test_a_failure_reaches_its_own_caller_only(use, watch, async_model):
     assert isinstance(bad, llm.ModelError) and str(bad) == "no room" and good == "fine"
 
 
+def test_an_engine_that_broke_off_is_not_used_again(use, watch, sync_model):
+    use({"crash": "out of memory"})
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sync_model.prompt("a").text()
+    again = sync_model.prompt(messages=[llm.assistant("x"), llm.user("y")])
+    assert again.text() == "You said: y" and (watch["made"], watch["closed"]) == (2, 1)
+
+
 def test_async_tools_and_schema_and_log_facts(use, async_model):
     script = use(
         {"reasoning": "hm", "calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]}, {"text": '{"n": 3}'}
@@ -264,21 +272,27 @@ def one(kind):
         model = StreamingModel("demo").prompt("Hello", max_tokens=4000)
         threading.Thread(target=lambda: list(model), daemon=True).start()
         import time; time.sleep(0.3)
+    if kind == 5:  # the main thread's engine is let go of by another thread
+        sync_use()
+        thread = threading.Thread(target=sync_use)
+        thread.start()
+        thread.join()
+        sync_use()
 
 runs, failed = int(sys.argv[1]), []
 for run in range(runs):
     child = os.fork()
     if child == 0:
-        one(run % 5)
+        one(run % 6)
         break
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status: failed.append((run % 5, status))
+    if status: failed.append((run % 6, status))
 else:
     print("ran", runs, "failed", failed)
 """
 
 
-@pytest.mark.parametrize(("kind", "runs"), [("fake", 30), ("mlx", 5)])
+@pytest.mark.parametrize(("kind", "runs"), [("fake", 30), ("mlx", 6)])
 def test_the_interpreter_ends_cleanly_after_every_kind_of_use(tmp_path, llm_env, kind, runs):
     script = Script(tmp_path, {"text": WORDS * 200}, delay=0.002)
     environment = llm_env | (script.env if kind == "fake" else {}) | {"LLM_MLX_STREAMING_QUIET": "1"}

@@ -13,6 +13,8 @@ from llm_mlx_streaming import registry
 from llm_mlx_streaming.registry import Checkpoint
 from mlx_streaming.errors import CheckpointError, EngineError
 
+ODD = '{"checkpoints": [{"name": "a", "path": "b", "aliases": [5]}]}'
+
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -90,7 +92,7 @@ def test_unknown_and_vanished_checkpoints_name_the_next_step(home, checkpoint):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"checkpoints": [{}]}', '{"checkpoints": 3}', "null", "\xff"]
+    "text", ["", "{", "[]", '{"checkpoints": [{}]}', '{"checkpoints": 3}', "null", "\xff", ODD]
 )
 def test_a_damaged_file_is_kept_until_something_is_written_and_then_moved_aside(
     home, checkpoint, capsys, text
