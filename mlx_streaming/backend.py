@@ -60,8 +60,8 @@ class FakeBackend:
     """Answers from `script`, a dict (all keys optional):
 
     turns: one dict for each assistant turn of a conversation, chosen by how many came before; each may have
-        reasoning, text, calls (a list of {"name", "arguments", "error"}), finish, fail (an EngineError's text)
-        and crash (a RuntimeError's).
+        reasoning, text, calls (a list of {"name", "arguments", "error"}), finish,
+        fail (an EngineError's text) and crash (a RuntimeError's).
         Text may contain {user} (the last user message) and {count} (the number of messages).
         Past the end, or without turns, the answer is "You said: {user}".
     delay: seconds before each word; load and prefill: steps of progress to show, `delay` seconds each.
