@@ -408,6 +408,19 @@ def test_session_refuses_without_failing():
     assert Session(None, None, make_cache=blank).begin(IDS).length == 0
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[malloc] Unable to allocate 1 bytes.")])
+def test_no_memory_for_a_snapshot_does_not_fail_the_turn(monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    session = Session(open_store(None), None, make_cache=blank)
+    monkeypatch.setattr(store_module, "capture", full)
+    assert session.snapshot(IDS[:3], imaginary(IDS[:3]), "turn") == 0
+    assert session.stats["no room"] == 1
+    monkeypatch.undo()
+    assert session.snapshot(IDS[:3], imaginary(IDS[:3]), "turn") > 0
+
+
 def test_what_was_filed_is_on_disk_when_the_process_ends(tmp_path):
     script = f"""
         import sys

@@ -185,6 +185,8 @@ class DiskTier:
             self.count(f"errors: {errno.errorcode.get(error.errno or 0, 'io')}", 1)
         except (sqlite3.Error, VersionMismatch):
             self.count("errors: index", 1)
+        except (MemoryError, ValueError, KeyError) as error:  # a damaged row, or no room to hash
+            self.count(f"errors: {type(error).__name__}", 1)
 
     def _index(self) -> Index:
         if self.writer is None:

@@ -46,6 +46,7 @@ class Session:
         self.snapshot_bytes = 0
         self.unsupported = ""  # why this model has no snapshots
         self.misplaced = 0  # snapshots refused because the cache did not stand at the end of the ids
+        self.no_room = 0  # snapshots given up because there was no memory for the copy
 
     def fresh(self) -> Start:
         """An empty state, whatever is stored."""
@@ -97,6 +98,9 @@ class Session:
         except UnsupportedCache as error:
             self.unsupported = str(error)
             return 0
+        except (MemoryError, RuntimeError):  # the copy did not fit; MLX raises RuntimeError
+            self.no_room += 1
+            return 0
         self.snapshot_s += time.perf_counter() - start
         self.snapshot_bytes += size
         return size
@@ -118,4 +122,6 @@ class Session:
             found["unsupported"] = self.unsupported
         if self.misplaced:
             found["misplaced"] = self.misplaced
+        if self.no_room:
+            found["no room"] = self.no_room
         return found
