@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from helpers_family_configs import FLAT, NESTED, config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
@@ -95,6 +96,14 @@ def test_footprint_is_what_the_model_allocates(like, tmp_path):
     assert shape.kv_bytes(seen) + shape.recurrent_bytes == measured
 
 
+def test_every_streamed_family_has_a_footprint_for_nothing():
+    for model_type in (*FLAT, *NESTED):
+        mx.reset_peak_memory()
+        shape = footprint(config_of(model_type)[0])
+        assert shape.growing and shape.widest_layer > 0 and mx.get_peak_memory() < 1e5
+    assert len(FLAT) + len(NESTED) > 30
+
+
 @pytest.mark.parametrize("gigabytes", [8, 16, 24, 32, 48, 64, 96, 192])
 def test_the_parts_add_up_and_stay_inside(big, gigabytes):
     made = planned(big, gigabytes)
@@ -122,7 +131,7 @@ def test_given_slots_residents_and_context_are_kept(big):
     made = planned(big, memory=24 * GB, resident_layers=3)
     assert made.resident == {0, 1, 2} and len({made.slots[n] for n in range(3, 48)}) == 1
     assert planned(big, memory=24 * GB, context=100_000).context == 100_000
-    with pytest.raises(CapacityError, match="at most --context 262144"):
+    with pytest.raises(CapacityError, match="context to 262144 at most"):
         planned(big, context=300_000)
 
 
@@ -130,8 +139,8 @@ def test_what_cannot_fit_is_refused_with_numbers_that_fit(big):
     with pytest.raises(CapacityError) as caught:
         planned(big, memory=6 * GB, context=131072)
     words = str(caught.value).rstrip(".").split()
-    memory = words[words.index("--memory") + 1].rstrip(",")
-    context = int(words[words.index("--context") + 1])
+    memory = words[words.index("memory") + 2].rstrip(",")
+    context = int(words[words.index("context", words.index("memory")) + 2])
     fits = EngineConfig.from_env(memory=memory, context=131072)
     assert planned(big, memory=fits.memory, context=131072).peak_bytes <= fits.memory
     assert fits.memory < 10 * GB
@@ -255,4 +264,4 @@ def test_command_line(run_llm):
     assert "16 of 64 in 8 layers" in shown and "1000 tokens" in shown
     refused = run_llm("mlx-streaming", "plan", "-m", "demo", "--memory", "50MB", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("Error: ") and "--memory" in refused.stderr
+    assert refused.stderr.startswith("Error: ") and "set memory to" in refused.stderr

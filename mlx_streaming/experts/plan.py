@@ -173,8 +173,8 @@ def plan(
     ask = _Question(spec, needs, shape, config, machine, mtp_bytes)
     if config.context is not None and config.context > spec.max_context:
         raise CapacityError(
-            f"{spec.path.name} was trained for {spec.max_context} tokens, so a context of {config.context}"
-            f" is too long; ask for at most --context {spec.max_context}."
+            f"{spec.name} was trained for {spec.max_context} tokens, so a context of {config.context}"
+            f" is too long; set context to {spec.max_context} at most."
         )
     contexts = [config.context] if config.context else _contexts(spec.max_context)
     memory = config.memory or int(machine.usable * RESIDENT_SHARE)
@@ -298,11 +298,11 @@ def _fill(ask: _Question, memory: int, context: int) -> Plan:
 
 
 def _refusal(ask: _Question, memory: int, context: int) -> CapacityError:
-    name, least = ask.spec.path.name, ask.least(context)
+    name, least = ask.spec.name, ask.least(context)
     have = "are given" if ask.config.memory else "can be planned on this machine"
     message = (
         f"{name} with a context of {context} tokens needs at least {_shown(least)}, but {_shown(memory)}"
-        f" {have}; give --memory {_shown(least)}"
+        f" {have}; set memory to {_shown(least)}"
     )
     low, high = 0, context
     while high - low > _SMALLEST_CONTEXT:
@@ -310,8 +310,8 @@ def _refusal(ask: _Question, memory: int, context: int) -> CapacityError:
         low, high = (middle, high) if ask.least(middle) <= memory else (low, middle)
     low = low // _SMALLEST_CONTEXT * _SMALLEST_CONTEXT
     if low:
-        return CapacityError(f"{message}, or --context {low}.")
-    fewer = ", or fewer --slots" if ask.config.slots else ""
+        return CapacityError(f"{message}, or context to {low}.")
+    fewer = ", or take fewer slots" if ask.config.slots else ""
     return CapacityError(f"{message}{fewer} (no context fits otherwise).")
 
 
