@@ -209,7 +209,7 @@ def test_what_is_broken_comes_with_its_fix(broken, missing, config, words):
 def test_too_little_memory_names_what_would_do(demo_path):
     report = examine(local(demo_path), EngineConfig(memory=50_000_000))
     assert report.fatal and report.forecast is None
-    assert "needs at least" in report.problems[0].what and "--memory" in report.problems[0].what
+    assert "needs at least" in report.problems[0].what and "set memory to" in report.problems[0].what
 
 
 def test_a_slow_disk_is_noted_only_where_experts_stream(demo_path, monkeypatch):
