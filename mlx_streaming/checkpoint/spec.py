@@ -88,6 +88,14 @@ class ModelSpec:
         """Bytes of all routed experts."""
         return sum(e.num_experts * e.expert_bytes for e in self.experts.values())
 
+    @property
+    def name(self) -> str:
+        """What to call it: its directory, or the repository where that is a snapshot of the hub cache."""
+        folder = self.path.parent.parent.name
+        if self.path.parent.name == "snapshots" and folder.startswith("models--"):
+            return folder.removeprefix("models--").replace("--", "/")
+        return self.path.name
+
     @classmethod
     def read(cls, path: str | Path, index: TensorIndex | None = None) -> ModelSpec:
         """Describe the checkpoint in directory `path`.
