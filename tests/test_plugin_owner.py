@@ -247,10 +247,12 @@ def test_async_tools_and_schema_and_log_facts(use, async_model):
 
 
 EXIT = """
-import asyncio, os, sys, threading, warnings
+import asyncio, gc, os, sys, threading, warnings
 warnings.simplefilter("ignore")
 import llm, numpy, tokenizers, jinja2  # what every child would import for itself, none of it MLX
+from llm_mlx_streaming import exchange, options
 from llm_mlx_streaming.models import AsyncStreamingModel, StreamingModel
+import mlx_streaming.backend
 
 def sync_use():
     for _ in StreamingModel("demo").prompt("Hello", max_tokens=12):
@@ -279,6 +281,7 @@ def one(kind):
         thread.join()
         sync_use()
 
+gc.freeze()
 runs, failed = int(sys.argv[1]), []
 for run in range(runs):
     child = os.fork()
