@@ -473,6 +473,10 @@ def test_failures_of_the_command_are_one_sentence(hub_llm, served):
     assert done.returncode == 1 and "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("Error: model-00001") and last.endswith(f"check what {served.url} serves.")
+    served.repo.inflate = 10**9
+    done = hub_llm("download", "org/tiny", "--no-mtp", check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: org/tiny needs") and "set HF_HOME to another disk" in done.stderr
 
 
 def test_offline_and_unreachable_say_which(hub_llm):
