@@ -315,6 +315,27 @@ def test_entry_removed_while_another_process_reads(tmp_path):
     b.close()
 
 
+def test_state_given_up_by_another_process_while_this_one_restores(tmp_path):
+    a, b = open_store(tmp_path, memory=0), open_store(tmp_path, memory=0)
+    for end in (10, 20, 30):
+        put(a, IDS[:end])
+    a.flush()
+    load = b.load
+
+    def late(match, fresh):
+        b.load = load
+        a.disk.thin(match.entry.id)  # the row was read, its state file is gone
+        a.flush()
+        return load(match, fresh)
+
+    b.load = late
+    assert restored(b, IDS[:25]) == 10
+    assert not [key for key in b.stats if key.startswith("dropped")]
+    assert restored(b, IDS) == 30  # what extends it is still there
+    a.close()
+    b.close()
+
+
 def test_files_are_private(tmp_path):
     old = os.umask(0)
     try:

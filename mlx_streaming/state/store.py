@@ -134,6 +134,8 @@ class StateStore:
             except Stale as stale:
                 self.discard(stale.entry, stale.reason)
                 continue
+            if need_state and not _has_state(chain[-1]):  # another process has just taken it
+                continue
             in_memory = all(isinstance(link, Held) for link in chain)
             return Match(self, chain, end, "memory" if in_memory else "disk")
         return None
@@ -183,7 +185,8 @@ class StateStore:
             try:
                 cache, extra = match.load(fresh())
             except Stale as stale:
-                self.discard(stale.entry or match.entry.id, stale.reason)
+                if not self._changed(match, stale.entry):
+                    self.discard(stale.entry or match.entry.id, stale.reason)
                 continue
             self.memory.touch(match.entry.id)
             if self.disk is not None:
@@ -192,6 +195,12 @@ class StateStore:
             return Restored(cache, match.length, extra, match.hot, match.source)
         self._count("misses", 1)
         return None
+
+    def _changed(self, match: Match, entry_id: str) -> bool:
+        """Whether another process has given up files of this entry since the match was found."""
+        used = next((link for link in match.chain if link.entry.id == entry_id), None)
+        now = self.disk.get(entry_id) if self.disk is not None and isinstance(used, Row) else None
+        return now is not None and now.files != used.files
 
     def discard(self, entry_id: str, reason: str) -> None:
         """Remove an entry and all that extend it, here and on disk."""
