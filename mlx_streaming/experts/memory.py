@@ -13,6 +13,7 @@ from ..config import EngineConfig
 from ..errors import CheckpointError
 from . import lookahead
 from . import usage as usage_module
+from .early import wrap_sibling
 from .pool import Pool
 from .reader import Reader
 from .source import ExpertSource, Quantization
@@ -78,6 +79,7 @@ class ExpertMemory:
             self.resident[layer.layer] = pool
             return
         streamed = StreamedExperts(inner, pool, self.reader)
+        streamed._early = wrap_sibling(parent)
         setattr(parent, name, streamed)
         self.streamed[layer.layer] = streamed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from ..checkpoint.packed import Manifest
 from ..checkpoint.spec import ModelSpec
 from ..config import EngineConfig
 from ..errors import CapacityError
-from ..footprint import Footprint, footprint
+from ..footprint import Footprint, footprint, kv_bits
 from ..machine import Machine
 from .shares import LayerNeed, smallest_pools, spread
 from .workspace import workspace
@@ -31,7 +30,6 @@ _SMALLEST_CONTEXT = 256
 _EASY_SHARE = 8
 _SMALLEST_CHUNK = 128
 _WORKSPACE_SHARE = 8  # the prefill chunk shrinks until its workspace is below memory / this
-_KV_GROUP_BITS = 32 / 64  # a 16-bit scale and bias for each group of 64
 
 
 @dataclass(frozen=True)
@@ -228,21 +226,6 @@ def apply_limits(made: Plan) -> None:
         mx.set_wired_limit(min(made.mlx_bytes + made.cache_bytes, limit))
     if made.backend in ("metal", "cuda"):
         mx.set_memory_limit(max(made.memory, made.peak_bytes))
-
-
-def kv_bits(text: str) -> tuple[float, float]:
-    """Bits per key value and per value value of a format such as "k4v3", scales included; "" is 16 and 16.
-
-    Raises:
-        CapacityError: not such a format.
-    """
-    if not text:
-        return 16, 16
-    match = re.fullmatch(r"k(\d+)v(\d+)", text.lower())
-    if match is None:
-        raise CapacityError(f"{text!r} is not a KV format; write it like k4v3, or leave it empty.")
-    key, value = (int(b) for b in match.groups())
-    return key + _KV_GROUP_BITS, value + _KV_GROUP_BITS
 
 
 def _head_bytes(spec: ModelSpec, config: EngineConfig, shape: Footprint, context: int) -> int:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from .early import EarlyModule
 from .lookahead import LookAhead
 from .pool import Pool
 from .reader import Pending, Reader
@@ -33,6 +34,7 @@ class StreamedExperts(nn.Module):
         self._counts = np.zeros(pool.num_experts, dtype=np.int64)
         self._listener: Callable[[np.ndarray], None] | None = None
         self._ahead: LookAhead | None = None
+        self._early: EarlyModule | None = None
 
     @property
     def pool(self) -> Pool:
@@ -53,8 +55,9 @@ class StreamedExperts(nn.Module):
         pool, stats = self._pool, self._pool.stats
         start = time.perf_counter()
         guess = self._ahead.guess(x) if self._ahead is not None else None
-        if guess is not None:
-            mx.eval(indices, guess)
+        mx.async_eval(indices, *([] if guess is None else [guess]))
+        if self._early is not None:
+            self._early.begin(x)
         chosen = np.array(indices)  # the one host read: evaluates all that the router depends on
         self.quiesce()
         stats.sync_s += time.perf_counter() - start
