@@ -1,18 +1,19 @@
 """The llm plugin: hook implementations. Nothing heavy is imported before a model is used."""
 
+import functools
+import sys
+
 import llm
 
 
 @llm.hookimpl
 def register_models(register):
-    import sys
-
     from . import registry
     from .models import AsyncStreamingModel, StreamingModel
 
     known = registry.read()
     if known.problem:
-        print(known.problem, file=sys.stderr)
+        _warn_once(known.problem)
     register(StreamingModel(registry.DEFAULT_MODEL), AsyncStreamingModel(registry.DEFAULT_MODEL))
     register(StreamingModel(registry.DEMO_MODEL), AsyncStreamingModel(registry.DEMO_MODEL))
     for checkpoint in known.checkpoints:
@@ -25,3 +26,8 @@ def register_commands(cli):
     from .commands import group
 
     cli.add_command(group)
+
+
+@functools.cache
+def _warn_once(problem: str) -> None:
+    print(problem, file=sys.stderr)

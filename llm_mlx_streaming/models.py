@@ -77,15 +77,18 @@ class AsyncStreamingModel(_Streaming, llm.AsyncModel):
             pipe = terminal.Pipe()
             events = OWNER.astream(exchange.turn)
             try:
-                async for event in events:
-                    if pipe.closed():
-                        exchange.turn.cancel()
-                    for shown in exchange.events(event):
+                with terminal.interruptible(exchange.turn.cancel):
+                    async for event in events:
+                        if pipe.closed():
+                            exchange.turn.cancel()
+                        for shown in exchange.events(event):
+                            yield shown
+                    for shown in exchange.finish():
                         yield shown
+                    pipe.closed()
             finally:
+                exchange.progress.clear()
                 await events.aclose()
-            for shown in exchange.finish():
-                yield shown
         except EngineError as error:
             raise llm.ModelError(str(error)) from error
 

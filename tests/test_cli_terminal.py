@@ -41,8 +41,9 @@ def test_progress_is_shown_and_wiped_before_the_first_word(terminal, tmp_path):
         assert seen == "You said: hi\r\n"
 
 
-def test_ctrl_c_ends_a_prompt_with_the_partial_answer_logged(terminal, logs, tmp_path):
-    llm = terminal("-m", MODEL, "hi", env=Script(tmp_path, LONG, delay=0.01).env)
+@pytest.mark.parametrize("how", [[], ["--async"]])
+def test_ctrl_c_ends_a_prompt_with_the_partial_answer_logged(terminal, logs, tmp_path, how):
+    llm = terminal("-m", MODEL, "hi", *how, env=Script(tmp_path, LONG, delay=0.01).env)
     llm.expect("word word")
     llm.interrupt()
     status, rest = llm.finish()
