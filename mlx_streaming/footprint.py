@@ -7,14 +7,17 @@ that is read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.spec import text_config
-from .errors import CheckpointError
+from .errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     import mlx.nn as nn
+
+_KV_GROUP_BITS = 32 / 64  # a 16-bit scale and bias for each group of 64
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,21 @@ def trace(model: nn.Module, config: dict[str, Any]) -> Footprint:
         heads=heads,
         head_dim=int(text.get("head_dim") or text["hidden_size"] // heads),
     )
+
+
+def kv_bits(text: str) -> tuple[float, float]:
+    """Bits per key value and per value value of a format such as "k4v3", scales included; "" is 16 and 16.
+
+    Raises:
+        EngineError: not such a format.
+    """
+    if not text:
+        return 16, 16
+    match = re.fullmatch(r"k(\d+)v(\d+)", text.lower())
+    if match is None:
+        raise EngineError(f"{text!r} is not a KV format; write it like k4v3, or leave it empty.")
+    key, value = (int(b) for b in match.groups())
+    return key + _KV_GROUP_BITS, value + _KV_GROUP_BITS
 
 
 def _leaves(cache: list[Any]) -> list[Any]:

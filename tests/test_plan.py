@@ -21,10 +21,10 @@ from mlx_streaming.checkpoint.recipe import Recipe
 from mlx_streaming.checkpoint.spec import ExpertLayer, ModelSpec, Segment
 from mlx_streaming.checkpoint.synthesize import synthesize
 from mlx_streaming.config import EngineConfig
-from mlx_streaming.errors import CapacityError
-from mlx_streaming.experts.plan import RUNTIME_BYTES, kv_bits, plan, plan_checkpoint
+from mlx_streaming.errors import CapacityError, EngineError
+from mlx_streaming.experts.plan import RUNTIME_BYTES, plan, plan_checkpoint
 from mlx_streaming.experts.shares import LayerNeed, smallest_pools, spread
-from mlx_streaming.footprint import footprint
+from mlx_streaming.footprint import footprint, kv_bits
 from mlx_streaming.machine import Machine
 
 GB = 10**9
@@ -161,7 +161,7 @@ def test_quantised_keys_and_values_take_less(big):
     )
     assert small.kv_bytes == full.kv_bytes // 4  # 4.5 and 3.5 of 16 bits
     assert kv_bits("") == (16, 16)
-    with pytest.raises(CapacityError, match="k4v3"):
+    with pytest.raises(EngineError, match="k4v3"):
         kv_bits("4")
 
 
