@@ -13,9 +13,10 @@ from helpers_grammar import UNENFORCEABLE, Answers, random_schema, rooted
 from mlx_streaming.chat.grammar import schema_grammar, tool_grammar
 from mlx_streaming.chat.parser import OutputParser
 from mlx_streaming.errors import GrammarError
-from mlx_streaming.request import ToolCall
+from mlx_streaming.request import Text, ToolCall
 
-VOCAB, CALL = 8256, 8188
+VOCAB = 8256
+EOS, THINK, THINK_END, CALL = 8185, 8186, 8187, 8188
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +80,32 @@ def _parameters(rng: random.Random) -> dict:
     schema = rooted(rng, random_schema(rng, 2, unenforceable=0))
     schema["properties"]["note"] = {"type": "string", "maxLength": 9}
     return schema
+
+
+@pytest.mark.parametrize("family", ["tokenizer", "coder"])
+def test_schema_or_calls_after_thinking(family, request):
+    """Schema, tools and thinking together: every finished turn is JSON of the schema or valid calls alone."""
+    tokenizer = request.getfixturevalue(family)
+    answers = Answers(tokenizer, VOCAB)
+    likely = {CALL: 2.0, THINK_END: 9.0, THINK: 2.0, EOS: 9.0}
+    json_turns = call_turns = 0
+    for seed in range(15):
+        rng = random.Random(5000 + seed)
+        schema = rooted(rng, random_schema(rng, 2, unenforceable=0))
+        tools = [{"type": "function", "function": {"name": "only", "parameters": _parameters(rng)}}]
+        inside = seed % 2 == 0
+        guide = schema_grammar(tokenizer, VOCAB, schema, tools=tools, thinking=True, in_reasoning=inside)
+        ids, complete = answers.draw(guide, seed, likely=likely, phrase=ids_of(tokenizer, "\n</parameter>\n"))
+        if not complete:
+            continue
+        parser = OutputParser(tokenizer, tools, inside, json_answer=True)
+        events = parser.push(tokenizer.decode(ids)) + parser.finish()
+        calls = [event for event in events if isinstance(event, ToolCall)]
+        text = "".join(event.text for event in events if isinstance(event, Text))
+        if calls:
+            assert not text and not any(call.error for call in calls)
+            call_turns += 1
+        else:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+            json_turns += 1
+    assert json_turns >= 4 and call_turns >= 2
