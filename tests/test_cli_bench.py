@@ -1,0 +1,82 @@
+"""bench, usage and tune through the real command line."""
+
+import json
+
+import numpy as np
+
+BENCH_KEYS = (
+    "prefill_tps decode_tps ttft_s baseline_prefill_tps baseline_decode_tps decode_ratio prefill_ratio"
+    " tokens_compared tokens_identical logits_identical expert_hit_rate expert_reads expert_bytes_read"
+    " bytes_per_token read_gbps host_sync_ms_per_token read_wait_ms_per_token peak_memory_bytes"
+    " planned_memory_bytes slots checkpoint backend versions"
+).split()
+SHORT = ("--prompt-tokens", 8, "--tokens", 4, "--repeats", 1)
+
+
+def test_bench_json_has_every_key_and_records_a_trace(run_llm, tmp_path):
+    trace = tmp_path / "trace.npz"
+    done = run_llm(
+        "mlx-streaming",
+        "bench",
+        "-m",
+        "demo",
+        "--slots",
+        16,
+        *SHORT,
+        "--baseline",
+        "--record",
+        trace,
+        "--json",
+    )
+    found = json.loads(done.stdout)
+    assert [key for key in BENCH_KEYS if key not in found] == []
+    assert found["tokens_identical"] == found["tokens_compared"] == 4 and found["logits_identical"]
+    assert found["slots"] == [16] and found["expert_reads"] > 0
+    with np.load(trace) as data:
+        assert len(data.files) == 8 and data["layer0"].shape[1] == 4
+    rows = json.loads(run_llm("mlx-streaming", "bench", "--simulate", trace, "--json").stdout)
+    assert [row["slots"] for row in rows] == sorted(row["slots"] for row in rows)
+    assert all(row["belady"] >= row[name] for row in rows for name in ("lru", "lfu", "lfuda", "clock"))
+
+
+def test_bench_reads_and_prefill_tables(run_llm):
+    found = json.loads(run_llm("mlx-streaming", "bench", "-m", "demo", "--reads", "--json").stdout)
+    assert found["expert_bytes"] == 30720 and found["fill_gbps"] > 0 and found["plain_gbps"] > 0
+    done = run_llm("mlx-streaming", "bench", "-m", "demo", "--slots", 16, "--prefill", "32,96", "--json")
+    short, long = json.loads(done.stdout)
+    assert short["prompt_tokens"] == 32 and long["prompt_tokens"] == 96
+    assert 0 < short["times_all"] <= long["times_all"] <= 1, "each expert is read once at most per chunk"
+
+
+def test_usage_is_kept_shown_and_forgotten(run_llm):
+    refused = run_llm("mlx-streaming", "usage", "-m", "demo", check=False)
+    assert refused.returncode == 1 and "No usage of demo yet" in refused.stderr
+    run_llm("-m", "qwen3-next-stream-demo", "What is a lamp?", "-o", "slots", 16, "-o", "max_tokens", 12)
+    counts = json.loads(run_llm("mlx-streaming", "usage", "-m", "demo", "--json").stdout)
+    assert sorted(map(int, counts)) == list(range(8)) and all(sum(c) > 0 for c in counts.values())
+    assert "of  64" in run_llm("mlx-streaming", "usage", "-m", "demo").stdout
+    run_llm("mlx-streaming", "usage", "-m", "demo", "--clear")
+    assert run_llm("mlx-streaming", "usage", "-m", "demo", check=False).returncode == 1
+
+
+def test_tune_measures_and_writes_only_to_what_is_registered(run_llm, demo_path, llm_env):
+    everything = run_llm("mlx-streaming", "tune", "-m", "demo", check=False)
+    assert everything.returncode == 1 and "fits in memory" in everything.stderr
+    run_llm("mlx-streaming", "add", demo_path, "--alias", "mine")
+    done = run_llm("mlx-streaming", "tune", "-m", "mine", "--slots", 24, "--seconds", 1, "--json")
+    found = json.loads(done.stdout)
+    assert found["trials"][0]["setting"] == "as it is" and found["trials"][0]["decode_tps"] > 0
+    assert found["written"] == bool(found["chosen"])
+
+
+def test_bad_measurements_are_refused_in_one_line(run_llm, tmp_path):
+    for arguments, message in (
+        (("--routing", "zipf"), "is not a routing"),
+        (("--routing", f"trace:{tmp_path}/no.npz"), "is not a routing trace"),
+        (("--slots", "8", "--policy", "best"), "Unknown eviction policy"),
+        (("--prefill", "many"), "prompt lengths"),
+        (("--lookahead", "1", "--slots", "5"), "lower lookahead_budget"),
+    ):
+        done = run_llm("mlx-streaming", "bench", "-m", "demo", *SHORT, *arguments, check=False)
+        assert done.returncode != 0 and message in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
