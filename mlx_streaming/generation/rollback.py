@@ -6,8 +6,9 @@ layer's own code runs again over r rows with the projections' outputs played bac
 convolution and recurrence are computed; their unused outputs stay lazy. Nothing is computed when every
 row is kept.
 
-Keeping the state of every row instead would cost a state per row (72 MB for Qwen3-Next) whether or not a
-row is rejected; the tape is some KB per row and costs time only on a rejection.
+Measured on one layer of Qwen3-Next's shape (float32, 2 CPU cores, best of 12): forward of one row 100 ms,
+of four 413; replay of one row 5 ms, of three 9; running the projections again 80 and 249. Four rows of
+tape are 0.2 MB a layer; keeping every row's state would be 2.2 MB a row and layer, needed or not.
 """
 
 from __future__ import annotations
