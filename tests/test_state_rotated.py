@@ -16,14 +16,6 @@ from mlx_streaming.state.session import Session
 from mlx_streaming.state.store import StateStore
 
 
-@pytest.fixture
-def stock():
-    """The hook is put into mlx-lm's module; take it out again afterwards."""
-    original = qwen3_next.scaled_dot_product_attention
-    yield original
-    qwen3_next.scaled_dot_product_attention = original
-
-
 def noise(shape, seed, outliers=()):
     x = mx.random.normal(shape, key=mx.random.key(seed))
     for channel in outliers:
@@ -113,7 +105,8 @@ def test_trimmed_rows_are_written_over():
     assert len(pairs) == 6 and all(same_bits(x, y) for x, y in pairs)
 
 
-def test_model_over_rotated_caches(stock, tmp_path):
+def test_model_over_rotated_caches(tmp_path):
+    stock_attention = qwen3_next.scaled_dot_product_attention
     model = tiny_qwen3_next()
     ids = [(i * 11 + i // 4) % 60 for i in range(80)]
     exact = run(model, ids, fresh(model))
@@ -122,7 +115,8 @@ def test_model_over_rotated_caches(stock, tmp_path):
     assert same_bits(run(model, ids, fresh(model)), exact)  # plain caches go the stock way
     assert 0 < error(run(model, ids, make()), exact) < 0.05
     install(model, (8, 8))
-    assert qwen3_next.scaled_dot_product_attention.rotated
+    assert qwen3_next.scaled_dot_product_attention is stock_attention
+    assert type(tiny_qwen3_next().layers[3].self_attn) is qwen3_next.Qwen3NextAttention
     session = Session(StateStore(tmp_path, 0, 1 << 40, MARK), model, make)
     start = session.begin(ids)
     run(model, ids[:-1], start.cache)
@@ -142,7 +136,7 @@ def test_settings():
             parse_bits(wrong)
 
 
-def test_models_without_plain_kv_caches_are_refused(stock):
+def test_models_without_plain_kv_caches_are_refused():
     model = tiny_qwen3_next()
     model.make_cache = lambda: [ArraysCache(2)]
     with pytest.raises(EngineError, match="kv_bits"):

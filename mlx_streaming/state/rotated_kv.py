@@ -12,9 +12,9 @@ Keys at 4 bits, relative error on the demo's two attention layers: 0.126 and 0.1
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
@@ -176,8 +176,9 @@ def parse_bits(text: str) -> tuple[int, int] | None:
 def install(model: nn.Module, bits: tuple[int, int]) -> Callable[[], list[Any]]:
     """Let `model` attend over rotated caches; returns what makes its cache list from now on.
 
-    mlx-lm's attention modules call a function of their own Python module. It is replaced by one that passes
-    every other kind of cache on to the original. Caches that are not plain KV caches stay as they are.
+    Each attention module of this model gets a subclass of its own class, whose forward finds our attention
+    under the name that mlx-lm's modules use; no module of mlx-lm is changed. Caches that are not plain KV
+    caches stay as they are.
 
     Raises:
         EngineError: nothing in this model can be quantised so.
@@ -185,16 +186,19 @@ def install(model: nn.Module, bits: tuple[int, int]) -> Callable[[], list[Any]]:
     width = _head_width(model)
     group = next((size for size in (64, 32) if width % size == 0), None) if width else None
     kinds = [type(cache) for cache in make_prompt_cache(model)]
-    hooked = {type(module).__module__ for _, module in model.named_modules()}
-    names = [name for name in sorted(hooked) if hasattr(sys.modules[name], _HOOK)]
-    if group is None or KVCache not in kinds or not names:
+    attending = [
+        module
+        for _, module in model.named_modules()
+        if _HOOK in getattr(type(module).__call__, "__globals__", {})
+        and _HOOK in type(module).__call__.__code__.co_names
+    ]
+    if group is None or KVCache not in kinds or not attending:
         raise EngineError(
             f"The KV cache of {type(model).__module__} cannot be quantised; leave kv_bits empty for it."
         )
-    for name in names:
-        original = getattr(sys.modules[name], _HOOK)
-        if not hasattr(original, "rotated"):
-            setattr(sys.modules[name], _HOOK, _with_rotated(original))
+    for module in attending:
+        if not getattr(type(module), "rotating", False):
+            module.__class__ = _rotating(type(module))
 
     def make() -> list[Any]:
         return [
@@ -214,13 +218,21 @@ def _head_width(model: nn.Module) -> int | None:
     return getattr(args, "head_dim", None) or args.hidden_size // heads
 
 
-def _with_rotated(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+@lru_cache
+def _rotating(kind: type[nn.Module]) -> type[nn.Module]:
+    """A subclass of an attention class whose forward hands rotated caches to `attention`."""
+    forward = kind.__call__
+    original = forward.__globals__[_HOOK]
+
     def attend(queries: mx.array, keys: Any, values: Any, cache: Any, *args: Any, **kwargs: Any) -> mx.array:
         chosen = attention if isinstance(cache, RotatedKVCache) else original
         return chosen(queries, keys, values, cache, *args, **kwargs)
 
-    attend.rotated = True
-    return attend
+    names = {**forward.__globals__, _HOOK: attend}
+    own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    own.__kwdefaults__ = forward.__kwdefaults__
+    members = {"__call__": own, "__module__": kind.__module__, "rotating": True}
+    return type(f"Rotating{kind.__name__}", (kind,), members)
 
 
 def _take(cache: RotatedKVCache) -> Part:
