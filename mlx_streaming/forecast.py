@@ -110,7 +110,7 @@ def forecast(
         "host": len(streamed) * compute.host_s,
         "launch": spec.num_layers * compute.launch_s,
         "turn": compute.turn_s,
-        "reads": misses * size * per_byte,
+        "reads": misses * (size * per_byte + compute.miss_s),
     }
     resident = sum(e.num_experts * sizes[n] for n, e in spec.experts.items() if n not in streamed)
     load = _START_SECONDS + (spec.trunk_bytes + resident) / disk.disk

@@ -46,14 +46,15 @@ class ComputeRates:
 
     weights: bytes per second of 4-bit weights in products with one row (decoding). flops: per second with
     many rows (prefill). From the embedded demo, per token: launch_s, what a layer takes beyond its weights;
-    host_s, what a streamed layer takes beyond a resident one when no expert is missing; turn_s, what sampling
-    and text take beside the model.
+    host_s, what a streamed layer takes beyond a resident one when no expert is missing; miss_s, what a
+    missing expert takes beside its bytes; turn_s, what sampling and text take beside the model.
     """
 
     weights: float
     flops: float
     launch_s: float
     host_s: float
+    miss_s: float
     turn_s: float
 
 
@@ -128,7 +129,7 @@ def _bypass_cache(fd: int, on: bool) -> None:
 def probe_compute(dtype: str = "bfloat16") -> ComputeRates:
     """Measure MLX on its default device with activations of `dtype`, in a few seconds."""
     weights, flops = _products(dtype)
-    spec, resident, streamed = _demo_tokens()
+    spec, resident, streamed, missing, misses = _demo_tokens()
     chosen = sum(e.top_k * e.expert_bytes for e in spec.experts.values())
     arithmetic = (spec.trunk_bytes + chosen) / (
         weights if dtype == _DEMO_DTYPE else _products(_DEMO_DTYPE)[0]
@@ -138,6 +139,7 @@ def probe_compute(dtype: str = "bfloat16") -> ComputeRates:
         flops=flops,
         launch_s=max(0.0, resident - arithmetic) / spec.num_layers,
         host_s=max(0.0, streamed - resident) / len(spec.experts),
+        miss_s=max(0.0, missing - streamed) / max(1.0, misses),
         turn_s=max(0.0, _turn_seconds(spec) - resident),
     )
 
@@ -158,8 +160,10 @@ def _products(dtype: str) -> tuple[float, float]:
     return nbytes / decode, 2 * rows * width**2 * len(packed[:4]) / prefill
 
 
-def _demo_tokens() -> tuple[ModelSpec, float, float]:
-    """The embedded demo, its seconds per token with all experts resident, and with all of them streamed."""
+def _demo_tokens() -> tuple[ModelSpec, float, float, float, float]:
+    """The embedded demo; its seconds per token with experts resident, all in slots, few in slots; misses per
+    token of the last. Its experts are so small that their bytes, from the page cache, cost next to nothing.
+    """
     from .checkpoint.load import build_model, load_trunk
     from .config import EngineConfig
     from .demo import checkpoint_path
@@ -169,21 +173,24 @@ def _demo_tokens() -> tuple[ModelSpec, float, float]:
     index = TensorIndex.open(checkpoint_path())
     spec = ModelSpec.read(checkpoint_path(), index)
     slots = {n: e.num_experts for n, e in spec.experts.items()}
+    few = {n: 2 * e.top_k for n, e in spec.experts.items()}
     models, memories = [], []
-    for streamed in (False, True):
+    for given, streamed in ((slots, False), (slots, True), (few, True)):
         models.append(build_model(spec))
         source = InPlaceSource(spec, index)
         memories.append(
-            ExpertMemory.install(models[-1], spec, source, EngineConfig(), slots, force_streamed=streamed)
+            ExpertMemory.install(models[-1], spec, source, EngineConfig(), given, force_streamed=streamed)
         )
         load_trunk(models[-1])
-        memories[-1].warm({n: range(count) for n, count in slots.items()})
+        memories[-1].warm({n: range(count) for n, count in given.items()})
         memories[-1].settle()
-    # in turns, so that other programs disturb both alike
-    seconds = [[_timed(lambda m=model: _decode(m)) for model in models] for _ in range(4)][1:]
+    # in turns, so that other programs disturb all alike; the first round does not count
+    rounds = [[_timed(lambda m=model: _decode(m)) for model in models] for _ in range(4)]
+    misses = memories[-1].stats.total().misses / (len(rounds) * _TOKENS)
     for memory in memories:
         memory.close()
-    return spec, *(min(column) / _TOKENS for column in zip(*seconds, strict=True))
+    resident, streamed, missing = (min(column) / _TOKENS for column in zip(*rounds[1:], strict=True))
+    return spec, resident, streamed, missing, misses
 
 
 def _decode(model) -> None:
