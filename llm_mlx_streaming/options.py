@@ -28,7 +28,7 @@ class Options(llm.Options):
         default=None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest"
     )
     seed: int | None = Field(
-        default=None, ge=0, le=2**63 - 1, description="Same seed, same answer; the seed used is in the log"
+        default=None, ge=0, le=2**63 - 1, description="Same seed, same answer"
     )
     stop: list[str] | str | None = Field(
         default=None,
