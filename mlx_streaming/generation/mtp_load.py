@@ -69,11 +69,11 @@ def load_head(
     module = build_module(model)
     if head.packed:
         weights, quantization = _read_packed(head, dtype)
-        experts = _install_experts(module, head, quantization, model, config)
     else:
         weights, quantization = convert(head, bits, dtype)
-        experts = None
-    _load(module, weights, quantization, head.path, filled=experts is not None)
+    _load(module, weights, quantization, head)
+    # Last: a streamed layer may wrap other modules too, which then are no longer where their names say.
+    experts = _install_experts(module, head, quantization, config) if head.packed else None
     return MTPHead(model, module, config.mtp_hidden, experts)
 
 
@@ -92,7 +92,7 @@ def _read_packed(head: HeadFile, dtype: mx.Dtype) -> tuple[dict[str, mx.array], 
 
 
 def _install_experts(
-    module: MTPModule, head: HeadFile, quantization: dict, model: nn.Module, config: EngineConfig
+    module: MTPModule, head: HeadFile, quantization: dict, config: EngineConfig
 ) -> ExpertMemory:
     layer = _expert_layer(head, module.layers[0].mlp.top_k)
     source = HeadSource(head, {layer.layer: layer}, quantization)
@@ -126,10 +126,8 @@ class Root(nn.Module):
             setattr(self, name, child)
 
 
-def _load(
-    module: MTPModule, weights: dict[str, mx.array], quantization: dict, path: Path, filled: bool
-) -> None:
-    """Load `weights` into `module`; its experts are there already when `filled`."""
+def _load(module: MTPModule, weights: dict[str, mx.array], quantization: dict, head: HeadFile) -> None:
+    """Load `weights` into `module`; those of a packed head lack the experts, which come from its pool."""
     weights = {k.removeprefix("mtp."): v for k, v in weights.items()}
     entries = {k.removeprefix("mtp."): v for k, v in quantization.items()}
 
@@ -138,11 +136,13 @@ def _load(
 
     nn.quantize(module, class_predicate=how)
     expected = dict(tree_flatten(module.parameters()))
-    experts = {k for k in expected if ".switch_mlp." in k} if filled else set()
+    experts = {k for k in expected if ".switch_mlp." in k} if head.packed else set()
     wrong = (set(expected) - experts) ^ set(weights)
     wrong |= {k for k in weights if k in expected and expected[k].shape != weights[k].shape}
     if wrong:
-        raise CheckpointError(f"The MTP head in {path} does not fit this model at {min(wrong)}; use mtp=off.")
+        raise CheckpointError(
+            f"The MTP head in {head.path} does not fit this model at {min(wrong)}; use mtp=off."
+        )
     module.load_weights(list(weights.items()), strict=False)
     module.eval()
     mx.eval(weights)
