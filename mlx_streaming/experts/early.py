@@ -13,23 +13,31 @@ SIBLINGS = ("shared_expert", "shared_experts", "shared_mlp")
 
 
 class EarlyModule(nn.Module):
-    """Wraps `inner`; a result begun by `begin(x)` is handed out when the block calls it with the same `x`."""
+    """Wraps `inner`; a result begun by `begin(x)` is handed out when the block calls it with the same `x`.
+
+    Some blocks give the shared expert another input than the routed ones (of another width even), or call it
+    before them. So nothing is begun until the call before has shown that both get the same.
+    """
 
     def __init__(self, inner: nn.Module):
         super().__init__()
         self.inner = inner
-        self._begun: tuple[mx.array, mx.array] | None = None
+        self._offered: mx.array | None = None
+        self._begun: mx.array | None = None
+        self._same = False
 
     def begin(self, x: mx.array) -> None:
-        """Start computing `inner(x)` in the background."""
-        y = self.inner(x)
-        mx.async_eval(y)
-        self._begun = (x, y)
+        """The routed experts get `x`: start computing `inner(x)` in the background if that is of use."""
+        self._offered, self._begun = x, None
+        if self._same:
+            self._begun = self.inner(x)
+            mx.async_eval(self._begun)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`inner(x)`."""
-        begun, self._begun = self._begun, None
-        return begun[1] if begun is not None and begun[0] is x else self.inner(x)
+        self._same, begun = self._offered is x, self._begun
+        self._offered = self._begun = None
+        return begun if self._same and begun is not None else self.inner(x)
 
 
 def wrap_sibling(block: nn.Module) -> EarlyModule | None:
