@@ -184,7 +184,7 @@ def test_extract_command(tmp_path):
 def test_report_command():
     from llm_mlx_streaming.commands.mtp import mtp
 
-    result = CliRunner().invoke(mtp, ["report", "-m", "demo", "--tokens", "12", "--seed", "1", "--json"])
+    result = CliRunner().invoke(mtp, ["report", "-m", "demo", "--tokens", "8", "--seed", "1", "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.output)
     assert {(a["hidden"], a["bits"]) for a in told["acceptance"]} >= {("post", "8/4"), ("pre", "8/4")}

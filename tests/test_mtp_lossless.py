@@ -141,7 +141,7 @@ def test_the_proof_notices_a_wrong_rule():
         assert chi_square_p(counts, expected * RUNS) < 1e-6
 
 
-@pytest.mark.parametrize("name,mode,runs", [("all", "2", 800), ("penalty", "3", 400)])
+@pytest.mark.parametrize("name,mode,runs", [("all", "2", 600), ("penalty", "3", 300)])
 def test_joint_distribution_of_the_whole_speculator(name, mode, runs):
     target, draft = case_tables(name)
     counts = np.zeros((VOCAB,) * 3)
