@@ -12,7 +12,7 @@ from .bench import Options, bench
 from .checkpoint.spec import ModelSpec
 from .config import EngineConfig
 from .errors import EngineError
-from .experts.plan import plan_checkpoint
+from .experts.plan import Plan, plan_checkpoint
 
 # A setting must be faster by more than the spread of the runs, and by at least this.
 LEAST_GAIN = 0.03
@@ -59,7 +59,7 @@ def tune(
     chosen: dict[str, Any] = {}
 
     def measure(changes: dict[str, Any]) -> dict[str, Any]:
-        return bench(path, replace(config, **chosen, **changes), options)
+        return bench(path, replace(config, **(chosen | changes)), options)
 
     on_step("as it is")
     best = measure({})
@@ -81,13 +81,17 @@ def tune(
     return trials, chosen
 
 
-def _candidates(config: EngineConfig, plan, packed: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _candidates(
+    config: EngineConfig, plan: Plan, packed: Path | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings worth a try (name, changes), none of which takes more memory than `plan`."""
     if packed is not None and config.packed is None:
         yield "packed experts", {"packed": str(packed)}
     for readers in (4, 16):
         if readers != config.readers:
             yield f"{readers} reads in flight", {"readers": readers}
-    yield "reads past the page cache", {"uncached": not config.uncached}
+    how = "through" if config.uncached else "past"
+    yield f"reads {how} the page cache", {"uncached": not config.uncached}
     for distance in (1, 2):
         if distance != config.lookahead:
             yield f"look-ahead of {distance}", {"lookahead": distance}
@@ -99,7 +103,13 @@ def _candidates(config: EngineConfig, plan, packed: Path | None) -> Iterator[tup
     total = sum(plan.slots[n] for n in streamed)
     whole = total // (2 * plan.experts[streamed[0]])
     if whole:
-        yield f"{whole} layers resident", {"resident_layers": len(plan.resident) + whole}
+        changes = {"resident_layers": len(plan.resident) + whole}
+        if (
+            config.slots is not None
+        ):  # slots that are given stay as they are, so take the memory from the others
+            left = total - sum(plan.experts[n] for n in streamed[:whole])
+            changes["slots"] = max(1, left // (len(streamed) - whole))
+        yield f"{whole} layers resident", changes
 
 
 def _trial(setting: str, found: dict[str, Any], kept: bool) -> Trial:

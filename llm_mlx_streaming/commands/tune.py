@@ -19,7 +19,11 @@ def register(group: click.Group) -> None:
 @click.option("-m", "--model", help="Registered name or directory (default: the default checkpoint)")
 @click.option("--slots", type=click.IntRange(1), help="Expert slots of every layer to tune for")
 @click.option("--memory", help="Memory the process may use, such as 24GB")
-@click.option("--packed", type=click.Path(exists=True, file_okay=False), help="Try these packed experts too")
+@click.option(
+    "--packed",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="Try these packed experts too",
+)
 @click.option("--seconds", type=click.IntRange(1), default=60, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Measure, but do not change the settings")
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
