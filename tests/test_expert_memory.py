@@ -1,6 +1,7 @@
 """The pool and its reader under stress: what a slot holds is what the table says, whatever the timing."""
 
 import random
+import threading
 import time
 from dataclasses import dataclass
 
@@ -8,12 +9,15 @@ import numpy as np
 import pytest
 
 from mlx_streaming.checkpoint.spec import Segment
+from mlx_streaming.config import EngineConfig
+from mlx_streaming.engine import load_engine
 from mlx_streaming.errors import CapacityError, CheckpointError, EngineError
 from mlx_streaming.experts import reader as reader_module
 from mlx_streaming.experts.policy import POLICIES, make_policy
 from mlx_streaming.experts.pool import Pool
 from mlx_streaming.experts.reader import Reader
 from mlx_streaming.experts.source import Read
+from mlx_streaming.generation.prefill import prefill
 
 EXPERTS = 32
 SEGMENTS = (
@@ -66,6 +70,7 @@ def held(pool: Pool, slot: int) -> bytes:
 def demand(pool: Pool, reader: Reader, needed: np.ndarray) -> None:
     """What a streamed layer does with the router's choice."""
     pool.settle(needed)
+    pool.confirm(needed)
     slots = pool.table[needed]
     pool.touch(slots[slots >= 0])
     if int((~pool.locked).sum()) < len(needed):
@@ -81,11 +86,15 @@ def test_ten_thousand_acquisitions_and_no_stale_slot(source, monkeypatch, policy
     data = source.path.read_bytes()
     rng = np.random.default_rng(7)
     random.seed(7)
-    pool, reader = Pool(0, EXPERTS, 8, source, policy), SlowReader(4)
+    pool, reader = Pool(0, EXPERTS, 8, source, policy, spare=2), SlowReader(4)
     compared = 0
     for step in range(10_000 // len(POLICIES)):
         if step % 3 == 0:
-            pool.start(rng.integers(0, EXPERTS, 3).tolist(), reader, spare_only=step % 2 == 0)
+            pool.guess(rng.choice(EXPERTS, 3, replace=False).tolist(), reader)
+        elif step % 7 == 0:
+            pool.start(rng.integers(0, EXPERTS, 8).tolist(), reader)
+        if step % 9 == 0:
+            time.sleep(0.001)  # lets background reads come in
         needed = rng.choice(EXPERTS, size=int(rng.integers(1, 7)), replace=False)
         demand(pool, reader, needed)
         for expert in needed.tolist():
@@ -95,7 +104,10 @@ def test_ten_thousand_acquisitions_and_no_stale_slot(source, monkeypatch, policy
         mapped = np.flatnonzero(pool.table >= 0)
         assert (pool.holds[pool.table[mapped]] == mapped).all()
         assert not pool.locked[pool.table[mapped]].any()
-    assert compared > 5_000
+    stats = pool.stats
+    assert compared > 5_000 and stats.lookahead_promoted > 0 and stats.warmed > 0
+    assert stats.lookahead_promoted <= stats.lookahead_read
+    assert stats.lookahead_bytes == stats.lookahead_read * RECORD
     reader.close()
 
 
@@ -115,6 +127,67 @@ def test_a_short_file_raises_and_leaves_the_slot_empty(source):
     pool.start([10, 11], reader)
     assert pool.settle_all() == 0 and not pool.locked.any()
     reader.close()
+
+
+class HeldReader(Reader):
+    """A reader whose background reads wait until `go` is set."""
+
+    def __init__(self, threads):
+        super().__init__(threads)
+        self.go = threading.Event()
+        self.begun = threading.Semaphore(0)
+
+    def _read(self, fill, read):
+        if threading.current_thread().name.startswith("background"):
+            self.begun.release()
+            self.go.wait(10)
+        super()._read(fill, read)
+
+
+def test_a_demand_read_waits_for_no_background_read_but_its_own(source, monkeypatch):
+    monkeypatch.setattr(reader_module, "_INLINE_BYTES", 0)
+    data = source.path.read_bytes()
+    pool, reader = Pool(0, EXPERTS, 6, source, "lru"), HeldReader(1)
+    pool.start([1, 2, 3, 4], reader)  # expert 1 has begun, the others wait behind it
+    assert reader.begun.acquire(timeout=10) and pool.locked.sum() == 4
+    demand(pool, reader, np.array([2, 7]))
+    assert pool.table[2] >= 0 and pool.table[7] >= 0 and not reader.go.is_set()
+    reader.go.set()
+    demand(pool, reader, np.array([1, 9]))
+    pool.settle_all()
+    assert pool.table[1] >= 0 and not pool.locked.any()
+    pool.start([20], reader)
+    pool.finish()
+    compared = 0
+    for expert in np.flatnonzero(pool.table >= 0).tolist():
+        assert held(pool, int(pool.table[expert])) == data[expert * RECORD : (expert + 1) * RECORD]
+        compared += 1
+    assert compared >= 4
+    reader.close()
+
+
+def test_closing_drops_the_background_reads_that_have_not_begun(source, monkeypatch):
+    monkeypatch.setattr(reader_module, "_INLINE_BYTES", 0)
+    pool, reader = Pool(0, EXPERTS, 8, source, "lru"), HeldReader(1)
+    pool.start(range(8), reader)
+    assert reader.begun.acquire(timeout=10)
+    threading.Timer(0.05, reader.go.set).start()
+    reader.close()
+    assert not reader.begun.acquire(blocking=False), "another read began"
+    pool.finish()
+    assert np.flatnonzero(pool.table >= 0).tolist() == [0] and not pool.locked.any()
+
+
+def test_pins_outlive_a_prompt_that_needs_more_experts_than_slots(demo_path):
+    engine = load_engine(demo_path, EngineConfig(slots=16, mtp="off", usage=False))
+    engine.memory.pin({n: np.arange(64) for n in range(8)}, 0.25)
+    pinned = {n: [63, 62, 61, 60] for n in range(8)}
+    prompt = np.random.default_rng(1).integers(0, engine.spec.vocab_size, 200).tolist()
+    prefill(engine.model, prompt, engine.session.make_cache(), chunk=256)
+    for number, streamed in engine.memory.streamed.items():
+        assert streamed.pool.stats.waves > 1, "the prompt was to need more experts than slots"
+        assert (streamed.pool.table[pinned[number]] >= 0).all()
+    engine.close()
 
 
 def test_pins_outlive_others_until_there_is_no_other_way(source):

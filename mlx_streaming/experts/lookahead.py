@@ -88,8 +88,8 @@ def connect(model: nn.Module, streamed: dict[int, StreamedExperts], config: Engi
             continue
         scale = target["norm"] / source["norm"]
         mx.eval(scale)
-        streamed[earlier]._ahead = LookAhead(
-            streamed[number], target["router"], scale, config.lookahead_width
+        streamed[earlier].predict(
+            LookAhead(streamed[number], target["router"], scale, config.lookahead_width)
         )
         connected += 1
     return connected

@@ -56,8 +56,12 @@ class ExpertMemory:
         lookahead.check(config, {n: s for n, s in slots.items() if n not in resident}, top_k)
         spare = config.lookahead_budget if config.lookahead else 0
         memory = cls(source, Reader(config.readers, config.uncached), config.policy, spare)
-        for number, layer in spec.experts.items():
-            memory.add_layer(model, layer, min(slots[number], layer.num_experts), number in resident)
+        try:
+            for number, layer in spec.experts.items():
+                memory.add_layer(model, layer, min(slots[number], layer.num_experts), number in resident)
+        except BaseException:
+            memory.close()
+            raise
         if config.lookahead:
             lookahead.connect(model, memory.streamed, config)
         return memory
@@ -78,8 +82,7 @@ class ExpertMemory:
             pool.commit(placements)
             self.resident[layer.layer] = pool
             return
-        streamed = StreamedExperts(inner, pool, self.reader)
-        streamed._early = wrap_sibling(parent)
+        streamed = StreamedExperts(inner, pool, self.reader, wrap_sibling(parent))
         setattr(parent, name, streamed)
         self.streamed[layer.layer] = streamed
 
@@ -111,18 +114,14 @@ class ExpertMemory:
             found[number] = held[order][:limit].tolist()
         return found
 
-    def warm(self, experts: Mapping[int, Iterable[int]]) -> int:
-        """Read these experts in the background into empty slots; returns how many reads were started."""
-        started = 0
+    def warm(self, experts: Mapping[int, Iterable[int]]) -> None:
+        """Read these experts in the background into empty slots, as far as there are any."""
         for number, wanted in experts.items():
             streamed = self.streamed.get(number)
             if streamed is not None:
                 valid = [int(e) for e in wanted if 0 <= int(e) < streamed.pool.num_experts]
                 streamed.quiesce()
-                count = streamed.pool.start(valid, self.reader)
-                streamed.pool.stats.warmed += count
-                started += count
-        return started
+                streamed.pool.start(valid, self.reader)
 
     def pin(self, usage: Mapping[int, np.ndarray], fraction: float) -> None:
         """Keep the hottest `fraction` of every pool for the most used experts; they are read now."""
@@ -132,19 +131,19 @@ class ExpertMemory:
             usage, {n: int(fraction * (s.pool.slots - s.pool.spare)) for n, s in self.streamed.items()}
         )
         self.warm(chosen)
-        self.settle()
         for number, experts in chosen.items():
             if number in self.streamed:
-                self.streamed[number].pool.pin(experts)
+                pool = self.streamed[number].pool
+                pool.finish(experts)
+                pool.pin(experts)
 
     def settle(self) -> None:
         """Wait for every background read."""
         for streamed in self.streamed.values():
-            streamed.pool.settle_all()
+            streamed.pool.finish()
 
     def close(self) -> None:
-        """Wait for the reads and release threads and files."""
-        self.settle()
+        """Release threads and files; background reads that have not begun are dropped."""
         self.reader.close()
         self.source.close()
 

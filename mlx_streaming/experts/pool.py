@@ -136,48 +136,60 @@ class Pool:
             self.holds[slot] = expert
             self.policy.admit(np.array([slot]))
 
-    def start(self, experts: Iterable[int], reader: Reader, spare_only: bool = True) -> int:
-        """Read `experts` in the background, into empty slots only unless `spare_only` is False.
+    def start(self, experts: Iterable[int], reader: Reader) -> None:
+        """Read `experts` in the background, as many as there are empty slots.
 
-        Returns the number of reads started. The caller has made sure that no pending graph reads this pool.
+        The caller has made sure that no pending graph reads this pool.
         """
         wanted = [e for e in dict.fromkeys(experts) if self.table[e] == EMPTY and e not in self._inflight]
         free = np.flatnonzero((self.holds == EMPTY) & ~self.locked)
-        if not spare_only and len(free) < len(wanted):
-            room = int((~self.locked & ~self.pinned).sum())
-            free = self.make_room(min(len(wanted), room), np.array([], dtype=np.int64))
-        pairs = list(zip(wanted, free.tolist(), strict=False))
-        for expert, slot in pairs:
+        for expert, slot in zip(wanted, free.tolist(), strict=False):
             self.locked[slot] = True
-            self._inflight[expert] = (slot, reader.submit([self.fill(expert, slot)]))
-        return len(pairs)
+            self._inflight[expert] = (slot, reader.later(self.fill(expert, slot)))
 
     def settle(self, needed: np.ndarray | None = None) -> int:
-        """Take in background reads that have ended; wait for those in `needed` (None: for none).
+        """Take in background reads that have ended, and clear the way for the experts in `needed`.
 
+        Of these, reads that have begun are waited for and others given up: a demand read is sooner there.
         Returns how many experts came in. A failed background read only frees its slot: should the expert be
         needed, the demand read meets the same fault and reports it.
         """
         if not self._inflight:
             return 0
         must = set() if needed is None else set(needed.tolist())
-        came = 0
-        for expert, (slot, pending) in list(self._inflight.items()):
-            if expert not in must and not pending.done:
-                continue
-            del self._inflight[expert]
-            self.locked[slot] = False
+        ended = [e for e, (_, pending) in self._inflight.items() if e in must or pending.done]
+        return sum(self._take_in(expert, give_up=expert in must) for expert in ended)
+
+    def settle_all(self) -> int:
+        """As `settle`, for every background read: afterwards no slot is locked."""
+        return sum(self._take_in(expert, give_up=True) for expert in list(self._inflight))
+
+    def finish(self, experts: Iterable[int] | None = None) -> None:
+        """Wait for the background reads of `experts` (None: for all)."""
+        wanted = list(self._inflight) if experts is None else [e for e in experts if e in self._inflight]
+        for expert in wanted:
+            self._take_in(expert, give_up=False)
+
+    def _take_in(self, expert: int, give_up: bool) -> bool:
+        """End one background read; whether the expert is now in its slot."""
+        slot, pending = self._inflight[expert]
+        came = not (give_up and pending.give_up())
+        if came:
             try:
                 self.stats.wait_s += pending.wait()
             except CheckpointError:
-                continue
+                came = False
+        # After the wait: until the read has ended nobody else may have the slot.
+        del self._inflight[expert]
+        self.locked[slot] = False
+        if came:
             self.commit([(expert, slot)])
-            came += 1
+            if expert in self._guesses:
+                self.stats.lookahead_read += 1
+                self.stats.lookahead_bytes += sum(s.nbytes for s in self.segments)
+            else:
+                self.stats.warmed += 1
         return came
-
-    def settle_all(self) -> int:
-        """Wait for every background read."""
-        return self.settle(np.array(list(self._inflight), dtype=np.int64)) if self._inflight else 0
 
     def guess(self, experts: Iterable[int], reader: Reader) -> None:
         """Read guessed experts (the likeliest first) into the spare slots, as far as these are free."""
@@ -185,9 +197,7 @@ class Pool:
         free = int(((self.holds == EMPTY) & ~self.locked).sum())
         wanted = wanted[: min(free, self.spare - len(self._guesses))]
         self._guesses.update(wanted)
-        count = self.start(wanted, reader)
-        self.stats.lookahead_read += count
-        self.stats.lookahead_bytes += count * sum(s.nbytes for s in self.segments)
+        self.start(wanted, reader)
 
     def confirm(self, needed: np.ndarray) -> None:
         """The router chose `needed`: keep the guesses among them, drop the others, free spare slots again.

@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
@@ -67,10 +68,18 @@ class Pending:
             CheckpointError: a short read or an I/O error in any of them (after all have ended).
         """
         start = time.perf_counter()
-        wait_all(self._futures)
+        try:
+            wait_all(self._futures)
+        except BaseException:  # Ctrl-C: bytes must not go on arriving in slots that look empty
+            wait_all(self._futures)
+            raise
         for future in self._futures:
             future.result()
         return time.perf_counter() - start
+
+    def give_up(self) -> bool:
+        """Cancel reads none of which has begun; False when there is something to `wait` for."""
+        return all(future.cancel() for future in self._futures)
 
     @property
     def done(self) -> bool:
@@ -79,12 +88,19 @@ class Pending:
 
 
 class Reader:
-    """Parallel reads, at most `threads` in flight. `uncached` asks the system to bypass its page cache."""
+    """Parallel reads, at most `threads` in flight, and as many in the background.
+
+    Background reads have threads of their own, so that thousands of them do not stand before a demand read.
+    `uncached` asks the system to bypass its page cache.
+    """
 
     def __init__(self, threads: int = 8, uncached: bool = False):
         self._threads = max(1, threads)
         self._uncached = uncached
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="expert-reader")
+        self._behind = ThreadPoolExecutor(self._threads, thread_name_prefix="background-reader")
+        self._waiting: deque[tuple[Fill, Future]] = deque()
+        self._working = 0  # background threads that look for work
         self._files: dict[Path, OpenFile] = {}
         self._lock = threading.Lock()
 
@@ -101,13 +117,63 @@ class Reader:
         parts = min(self._threads, len(fills))
         return Pending([self._pool.submit(self._run, fills[i::parts]) for i in range(parts)])
 
+    def later(self, fill: Fill) -> Pending:
+        """Start filling in the background, in the order asked for (a small one as `submit` does)."""
+        if fill.nbytes <= _INLINE_BYTES:
+            return self.submit([fill])
+        future: Future = Future()
+        with self._lock:
+            self._waiting.append((fill, future))
+            start = self._working < self._threads
+            self._working += start
+        if start:
+            self._next()
+        return Pending([future])
+
     def close(self) -> None:
-        """End the threads and close the files."""
+        """Drop what waits in the background, end the threads and close the files."""
+        self._drop()
+        self._behind.shutdown(wait=True)
         self._pool.shutdown(wait=True)
         with self._lock:
             for file in self._files.values():
                 os.close(file.fd)
             self._files.clear()
+
+    def _next(self) -> None:
+        """One job per read and no loop, because an interpreter that exits waits for jobs that have begun."""
+        try:
+            self._behind.submit(self._one)
+        except RuntimeError:  # closed, or the interpreter exits
+            self._drop()
+
+    def _one(self) -> None:
+        """The next background read, then a job for the one after it."""
+        with self._lock:
+            if not self._waiting:
+                self._working -= 1
+                return
+            fill, future = self._waiting.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                self._run([fill])
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+        self._next()
+
+    def _drop(self) -> None:
+        with self._lock:
+            dropped = list(self._waiting)
+            self._waiting.clear()
+        for fill, future in dropped:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(
+                    CheckpointError(
+                        f"Layer {fill.layer} expert {fill.expert} was not read because the engine was closed;"
+                        " load it again."
+                    )
+                )
 
     def _run(self, fills: Sequence[Fill]) -> None:
         for fill in fills:

@@ -22,10 +22,10 @@ class StreamedExperts(nn.Module):
     """A SwitchGLU whose experts live in the slots of a pool.
 
     `inner` is the stock SwitchGLU with the pool's arrays as its weights; called with slot numbers in place of
-    expert numbers it gives the stock result. `counts` (num_experts,) are the router's choices so far.
+    expert numbers it gives the stock result. `early` is what the block adds to the routed experts, if any.
     """
 
-    def __init__(self, inner: nn.Module, pool: Pool, reader: Reader):
+    def __init__(self, inner: nn.Module, pool: Pool, reader: Reader, early: EarlyModule | None = None):
         super().__init__()
         self.inner = inner
         self._pool = pool
@@ -34,7 +34,7 @@ class StreamedExperts(nn.Module):
         self._counts = np.zeros(pool.num_experts, dtype=np.int64)
         self._listener: Callable[[np.ndarray], None] | None = None
         self._ahead: LookAhead | None = None
-        self._early: EarlyModule | None = None
+        self._early = early
 
     @property
     def pool(self) -> Pool:
@@ -43,7 +43,7 @@ class StreamedExperts(nn.Module):
 
     @property
     def counts(self) -> np.ndarray:
-        """Router choices per expert since the layer was made."""
+        """Router choices per expert, (num_experts,), since the layer was made."""
         return self._counts
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
@@ -96,6 +96,10 @@ class StreamedExperts(nn.Module):
     def listen(self, listener: Callable[[np.ndarray], None]) -> None:
         """Call `listener` with the router's choice (..., top_k) of every call."""
         self._listener = listener
+
+    def predict(self, ahead: LookAhead) -> None:
+        """Let `ahead` guess a later layer's experts whenever this layer runs."""
+        self._ahead = ahead
 
     def quiesce(self) -> None:
         """Evaluate every graph that could read the slots, so that they may be overwritten."""
@@ -152,24 +156,24 @@ class StreamedExperts(nn.Module):
         buffers = np.array_split(working, 2) if len(working) > 1 else [working]
         size = min(len(b) for b in buffers)
         groups = [waves[i : i + size] for i in range(0, len(waves), size)]
-        # `working` may hold experts of the first group; they were computed above, so wait before overwriting.
-        mx.eval(outputs)
-        pool.evict(working)
-        placements = list(zip(groups[0].tolist(), buffers[0].tolist(), strict=False))
-        pending = self._submit(placements)
+
+        def read(number: int) -> tuple[list[tuple[int, int]], Pending]:
+            # What still reads these slots must be done: with two buffers that is all but the last wave. The
+            # first may overwrite experts that were computed just now.
+            mx.eval(outputs[:-1] if number and len(buffers) > 1 else outputs)
+            slots = buffers[number % len(buffers)][: len(groups[number])]
+            pool.evict(slots)
+            placements = list(zip(groups[number].tolist(), slots.tolist(), strict=True))
+            return placements, self._submit(placements)
+
+        placements, pending = read(0)
         for number, group in enumerate(groups):
             pool.stats.wait_s += pending.wait()
             pool.commit(placements)
             compute(group)
             pool.stats.waves += 1
-            if number + 1 == len(groups):
-                break
-            target = buffers[(number + 1) % len(buffers)]
-            # What still reads the next slots must be done: with two buffers that is the wave before.
-            mx.eval(outputs if len(buffers) == 1 else outputs[:-1])
-            pool.evict(target)
-            placements = list(zip(groups[number + 1].tolist(), target.tolist(), strict=False))
-            pending = self._submit(placements)
+            if number + 1 < len(groups):
+                placements, pending = read(number + 1)
         inverse = np.argsort(np.concatenate(positions))
         y = mx.concatenate(outputs)[mx.array(inverse.astype(np.int32))].reshape(*shape, -1)
         mx.eval(y)
@@ -180,7 +184,7 @@ def _plan_waves(counts: np.ndarray, pool: Pool) -> tuple[np.ndarray, np.ndarray,
     """Split the experts with a non-zero count.
 
     Returns (stay, missing, working): experts that are present now, the missing ones in reading order (the
-    hottest last, so that they remain), and the slots that the missing ones may overwrite.
+    hottest last, so that they remain), and the slots that the missing ones may overwrite, empty ones first.
     """
     needed = np.flatnonzero(counts)
     here = pool.table[needed]
@@ -188,8 +192,12 @@ def _plan_waves(counts: np.ndarray, pool: Pool) -> tuple[np.ndarray, np.ndarray,
     missing = needed[here < 0]
     missing = missing[np.argsort(counts[missing], kind="stable")]
     hottest = set(needed[np.argsort(-counts[needed], kind="stable")][: pool.slots].tolist())
-    keep = sorted((e for e in stay if e in hottest), key=lambda e: -counts[e])
+    hot = sorted((e for e in stay if e in hottest), key=lambda e: -counts[e])
+    pinned = np.flatnonzero(pool.pinned).tolist()
+    keep = list(dict.fromkeys([*pinned, *pool.table[np.array(hot, dtype=np.int64)].tolist()]))
     # At least a quarter of the slots must work, or the waves become too small to read in parallel.
     keep = keep[: pool.slots - max(1, pool.slots // 4)]
-    working = np.setdiff1d(np.arange(pool.slots), pool.table[np.array(keep, dtype=np.int64)])
+    working = np.setdiff1d(np.arange(pool.slots), keep)
+    held = pool.holds[working]
+    working = working[np.argsort(np.where(held < 0, -1, counts[held]), kind="stable")]
     return stay, missing, working
