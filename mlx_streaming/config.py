@@ -45,7 +45,7 @@ class EngineConfig:
     lookahead_cutoff: layers below it are predicted from one layer before only.
     pin: fraction of each pool filled with the hottest experts of past runs and never evicted.
     profile: per-layer slot budgets, "auto" (use a saved one), "off", or a file.
-    usage: keep routing counts of past runs. warm: read hot experts at load.
+    usage: keep routing counts of past runs, in usage_dir (None: nowhere). warm: read hot experts at load.
     packed: directory of packed experts (None: read the checkpoint's own shards).
     prefill_chunk: tokens per prefill forward.
     cache_dir: where snapshots go (None: memory only); cache_quota: its size limit;
@@ -53,6 +53,7 @@ class EngineConfig:
     kv_bits: "" (full precision) or "k4v3" and the like.
     mtp: "off", "auto", "1", "2", "3"; mtp_hidden: "post" or "pre" final norm; mtp_slots: pool of the head;
     mtp_bits: bits of the head's trunk (16: as released); mtp_dir: where a raw head is kept once converted.
+    measured_file: where figures of past runs are kept for doctor (None: nowhere).
     quiet: no progress on stderr. backend: see backend.open_backend.
     """
 
@@ -117,10 +118,11 @@ class EngineConfig:
         return config
 
     def _check(self) -> None:
-        for name in ("slots", "memory", "context", "readers", "prefill_chunk", "mtp_slots"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise EngineError(f"{name} must be at least 1, not {value}.")
+        for names, least in ((_COUNTS, 1), (_AMOUNTS, 0)):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise EngineError(f"{name} must be at least {least}, not {value}.")
         if not 0.0 <= self.pin <= 1.0:
             raise EngineError(f"pin is a fraction between 0 and 1, not {self.pin}.")
         if self.mtp not in ("off", "auto", "1", "2", "3"):
@@ -136,6 +138,17 @@ class EngineConfig:
 
 
 _SIZES = ("memory", "cache_quota", "cache_memory")
+_COUNTS = (
+    *("slots", "memory", "context", "readers", "prefill_chunk", "snapshot_every", "mtp_slots"),
+    *("lookahead_width", "lookahead_budget"),
+)
+_AMOUNTS = ("resident_layers", "lookahead", "lookahead_cutoff", "cache_quota", "cache_memory")
+_KINDS = {
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "text"),
+}
 
 
 def _environment() -> dict[str, str]:
@@ -150,20 +163,30 @@ def _environment() -> dict[str, str]:
 
 def _convert(shown: str, kind: str, value: Any) -> Any:
     if not isinstance(value, str):
-        return value
-    if shown.lower().endswith(_SIZES):
-        return parse_size(value)
+        return _typed(shown, kind, value)
     try:
+        if shown.lower().endswith(_SIZES):
+            return parse_size(value)
         if kind.startswith("int"):
             return int(value)
         if kind.startswith("float"):
             return float(value)
     except ValueError:
         raise EngineError(f"{shown} must be a number, not {value!r}.") from None
+    except EngineError as error:
+        raise EngineError(f"{shown}: {error}") from None
     if kind.startswith("bool"):
         if value.lower() in ("1", "true", "yes", "on"):
             return True
         if value.lower() in ("0", "false", "no", "off"):
             return False
         raise EngineError(f"{shown} must be 1 or 0, not {value!r}.")
+    return value
+
+
+def _typed(shown: str, kind: str, value: Any) -> Any:
+    """`value`, which is no text (from JSON or Python), if it is of the field's type."""
+    wanted, words = _KINDS[kind.partition(" ")[0]]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise EngineError(f"{shown} must be {words}, not {value!r}.")
     return value
