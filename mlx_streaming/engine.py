@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,13 @@ class Engine:
 
     def close(self) -> None:
         """Finish writing, end the reads, let go of files."""
-        self.settle()
-        self.session.store.close()
-        if self.head is not None:
-            self.head.close()
-        self.memory.close()
+        try:
+            self.settle()
+        finally:
+            self.session.close()
+            if self.head is not None:
+                self.head.close()
+            self.memory.close()
 
 
 def load_engine(
@@ -123,23 +126,18 @@ def load_engine(
     model = build_model(spec)
     slots = shape_slots(plan, spec, usage, config)
     memory = ExpertMemory.install(model, spec, source, config, slots, force_streamed)
-    if config.warm:
-        memory.warm(hottest(usage, memory.slots))
-    load_trunk(model)
-    memory.pin(usage, config.pin)
-    head = open_head(model, spec, config)
+    with ExitStack() as undo:
+        undo.callback(memory.close)
+        if config.warm:
+            memory.warm(hottest(usage, memory.slots))
+        load_trunk(model)
+        memory.pin(usage, config.pin)
+        head = open_head(model, spec, config)
+        if head is not None:
+            undo.callback(head.close)
+        session = open_session(model, spec, config, plan, identity, template)
+        undo.pop_all()
     report(Status("load", spec.trunk_bytes, spec.trunk_bytes))
-    mark = fingerprint(
-        identity,
-        (spec.path / "config.json").read_bytes(),
-        kv_format=config.kv_bits,
-        template=template.digest(),
-        chunk=plan.chunk,
-    )
-    directory = Path(config.cache_dir) if config.cache_dir else None
-    store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
-    bits = parse_bits(config.kv_bits)
-    session = Session(store, model, install(model, bits) if bits else None)
     engine = Engine(
         spec, config, plan, model, tokenizer, template, memory, session, identity, index.digest(), head
     )
@@ -185,13 +183,35 @@ def open_head(model: nn.Module, spec: ModelSpec, config: EngineConfig) -> MTPHea
     return load_head(model, spec.path, config, cache_dir=Path(config.mtp_dir) if config.mtp_dir else None)
 
 
+def open_session(
+    model: nn.Module,
+    spec: ModelSpec,
+    config: EngineConfig,
+    plan: Plan,
+    identity: str,
+    template: ChatTemplate,
+) -> Session:
+    """The snapshots of `model`, under the fingerprint of all that they depend on."""
+    mark = fingerprint(
+        identity,
+        (spec.path / "config.json").read_bytes(),
+        kv_format=config.kv_bits,
+        template=template.digest(),
+        chunk=plan.chunk,
+    )
+    bits = parse_bits(config.kv_bits)
+    directory = Path(config.cache_dir) if config.cache_dir else None
+    store = StateStore(directory, plan.snapshot_bytes, config.cache_quota, mark, spec.path.name)
+    return Session(store, model, install(model, bits) if bits else None)
+
+
 def shape_slots(
     plan: Plan, spec: ModelSpec, usage: Mapping[int, np.ndarray], config: EngineConfig
 ) -> dict[int, int]:
     """Slots per layer: the plan's, shared out among its streamed layers by `config.profile`.
 
     "auto" follows the usage of past runs once there is any, "off" keeps the plan's even shares, a file gives
-    {"slots": {layer: count}}. The total stays the plan's, and so does the memory.
+    {"slots": {layer: count}}. But for a file the total stays the plan's, and so does the memory.
 
     Raises:
         EngineError: the profile file cannot be used.

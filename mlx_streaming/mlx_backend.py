@@ -83,6 +83,6 @@ class MLXBackend:
 
     def close(self) -> None:
         """Let go of the engine; a later `stream` loads it again."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()

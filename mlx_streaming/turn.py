@@ -51,6 +51,7 @@ class Turn:
         self._keep = request.cache != "off"
         self._mtp = request.mtp if request.mtp != "auto" else engine.config.mtp
         self._head = None if self._mtp == "off" else engine.head
+        self._fed = 0  # tokens of the prompt that went through the model
         self._generated: list[int] = []
 
     def run(self) -> Generator[Event, None, GenResult]:
@@ -62,6 +63,12 @@ class Turn:
             CapacityError: the conversation does not fit the context.
             CheckpointError: an expert could not be read.
         """
+        try:
+            return (yield from self._run())
+        finally:
+            self.engine.tokens_run += self._fed + len(self._generated)
+
+    def _run(self) -> Generator[Event, None, GenResult]:
         engine, request = self.engine, self.request
         sampling = resolve(request.sampling, engine.spec.generation_config)
         sampler = Sampler(sampling, engine.spec.vocab_size)
@@ -116,11 +123,8 @@ class Turn:
             kind = {encoded.head: "head", len(ids) - 1: "prompt"}.get(position, "partial")
             session.snapshot(ids[:position], start.cache, kind, extra=self._extra(), hot=engine.memory.hot())
 
-        position = cached
-
         def progress(done: int, total: int) -> None:
-            nonlocal position
-            position = cached + done
+            self._fed = done
             request.on_status(Status("prefill", done, total))
 
         try:
@@ -137,8 +141,8 @@ class Turn:
                 mtp=head,
             )
         except Cancelled:
-            if self._keep and position > cached:  # asked again, the prompt goes on from here
-                file(position)
+            if self._keep and self._fed:  # asked again, the prompt goes on from here
+                file(cached + self._fed)
             raise
         self._clock.prefilled = self._clock.now()
         return start.cache, logits
@@ -238,7 +242,6 @@ class Turn:
         if self._keep:
             session, hot = self.engine.session, self.engine.memory.hot()
             session.snapshot([*encoded.ids, *answer], cache, "turn", extra=self._extra(), hot=hot)
-            self.result.snapshot_bytes = session.snapshot_bytes
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._head is None else self._head.state()
@@ -247,12 +250,11 @@ class Turn:
         result, clock = self.result, self._clock
         result.finish_reason = finish
         result.completion_tokens = len(self._generated)
-        self.engine.tokens_run += result.prompt_tokens - result.cached_tokens + result.completion_tokens
-        fed = result.prompt_tokens - result.cached_tokens
-        result.prompt_tps = fed / clock.prefilled if clock.prefilled else 0.0
+        result.prompt_tps = self._fed / clock.prefilled if clock.prefilled else 0.0
         spent = clock.end - clock.first
         result.generation_tps = (len(self._generated) - 1) / spent if spent > 0 else 0.0
         result.ttft_s = clock.first
+        result.snapshot_bytes = self.engine.session.snapshot_bytes
         result.peak_memory = mx.get_peak_memory()
         result.experts = self.engine.memory.stats.since(self._expert_mark)
         result.state = dict(self.engine.session.stats)
