@@ -85,7 +85,12 @@ class _Home:
 
     def __init__(self, directory: Path, checkpoint: Path, cache: str):
         directory.mkdir()
-        self._env = os.environ | {"LLM_USER_PATH": str(directory), "LLM_MLX_STREAMING_QUIET": "1"}
+        self._env = os.environ | {
+            "LLM_USER_PATH": str(directory),
+            "LLM_MLX_STREAMING_QUIET": "1",
+            "LLM_MLX_STREAMING_CACHE_DIR": "",  # below the home, wherever the user keeps snapshots
+            "LLM_MLX_STREAMING_USAGE_DIR": "",
+        }
         self._cache = cache
         self._llm("mlx-streaming", "add", str(checkpoint), "--alias", "measured")
 

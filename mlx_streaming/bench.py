@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,8 @@ from .generation.decode import decode
 from .generation.prefill import prefill
 from .generation.sampling import Sampler
 from .request import Sampling
+
+Runner = tuple[Any, Callable[[], list[Any]]]  # a model and what makes its cache
 
 # What is asked is of no interest, only that it is words, that topics differ, and that it is always the same.
 TEXTS = (
@@ -69,7 +72,7 @@ def bench(
     options: Options,
     on_step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Measure the checkpoint at `path`; returns JSON data, see the README for the keys.
+    """Measure the checkpoint at `path`; returns JSON data whose keys name their units.
 
     The first run has empty slots ("cold"); medians are over the `repeats` runs after it. With `baseline`
     stock mlx-lm runs between them, with everything in memory, and tokens and log-probabilities are compared.
@@ -89,20 +92,29 @@ def bench(
 
     tick("load")
     config = replace(config, cache_dir=None, usage_dir=None, mtp="off")
-    engine = load_engine(path, config, force_streamed=options.force_streamed)
+    with closing(load_engine(path, config, force_streamed=options.force_streamed)) as engine:
+        found = _measured(engine, options, tick)
+    found |= {"checkpoint": str(path), "routing": options.routing, "versions": versions()}
+    found["config"] = {k: v for k, v in asdict(config).items() if v != getattr(EngineConfig(), k)}
+    return found
+
+
+def _measured(engine: Engine, options: Options, tick: Callable[[str], None]) -> dict[str, Any]:
+    """What `bench` returns, less what is known without a run."""
+    streamed, chunk = (engine.model, engine.session.make_cache), engine.plan.chunk
     script_routers(engine.model, engine.spec.experts, options.routing)
     recorder = Recorder(engine.memory) if options.record else None
     prompts = _prompts(engine, options.prompt_tokens)
     tick("cold run")
     mx.reset_peak_memory()
-    cold = _run(engine.model, engine.plan.chunk, prompts[0], options.tokens)
+    cold = _run(streamed, chunk, prompts[0], options.tokens)
     peak = mx.get_peak_memory()
     stock = None
     if options.baseline:
         tick("load stock")
-        stock = _load_stock(path)
-        script_routers(stock, engine.spec.experts, options.routing)
-        _run(stock, engine.plan.chunk, prompts[0], 4)
+        stock = _load_stock(engine.spec.path)
+        script_routers(stock[0], engine.spec.experts, options.routing)
+        _run(stock, chunk, prompts[0], 4)
     before = engine.memory.stats.snapshot()
     ours: list[Run] = []
     theirs: list[Run] = []
@@ -110,18 +122,16 @@ def bench(
         prompt = prompts[number % len(prompts)]
         if stock is not None:
             tick("stock")
-            theirs.append(_run(stock, engine.plan.chunk, prompt, options.tokens))
+            theirs.append(_run(stock, chunk, prompt, options.tokens))
         tick("streamed")
-        ours.append(_run(engine.model, engine.plan.chunk, prompt, options.tokens))
+        ours.append(_run(streamed, chunk, prompt, options.tokens))
     found = _figures(engine, cold, ours, before, peak)
     if stock is not None:
         tick("compare")
-        found |= _compared(engine, stock, ours, theirs, prompts[0], min(8, options.tokens))
+        same = _same_logits((streamed, stock), chunk, prompts[0], min(8, options.tokens))
+        found |= _compared(ours, theirs) | {"logits_identical": same}
     if recorder is not None:
         found["recorded_tokens"] = recorder.save(options.record)
-    found |= {"checkpoint": str(path), "routing": options.routing, "versions": versions()}
-    found["config"] = {k: v for k, v in asdict(config).items() if v != getattr(EngineConfig(), k)}
-    engine.close()
     return found
 
 
@@ -154,17 +164,16 @@ def _prompts(engine: Engine, length: int) -> list[list[int]]:
     return prompts
 
 
-def _steps(model, chunk: int, prompt: list[int]) -> Iterator[int]:
-    from mlx_lm.models.cache import make_prompt_cache
-
-    cache = make_prompt_cache(model)
+def _steps(runner: Runner, chunk: int, prompt: list[int]) -> Iterator[int]:
+    model, make_cache = runner
+    cache = make_cache()
     logits = prefill(model, prompt, cache, chunk=chunk)
     yield from decode(model, cache, logits, Sampler(Sampling(temperature=0), logits.shape[-1]))
 
 
-def _run(model, chunk: int, prompt: list[int], count: int) -> Run:
+def _run(runner: Runner, chunk: int, prompt: list[int], count: int) -> Run:
     """The same loop for both models, so that only the experts differ."""
-    steps = _steps(model, chunk, prompt)
+    steps = _steps(runner, chunk, prompt)
     start = time.perf_counter()
     tokens = [next(steps)]
     first = time.perf_counter()
@@ -174,11 +183,12 @@ def _run(model, chunk: int, prompt: list[int], count: int) -> Run:
     return Run(first - start, end - first, tuple(tokens), len(prompt))
 
 
-def _load_stock(path: Path):
+def _load_stock(path: Path) -> Runner:
+    from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
     model, _ = load_model(path)
-    return model
+    return model, lambda: make_prompt_cache(model)
 
 
 def _figures(engine: Engine, cold: Run, ours: list[Run], before, peak: int) -> dict[str, Any]:
@@ -209,9 +219,7 @@ def _figures(engine: Engine, cold: Run, ours: list[Run], before, peak: int) -> d
     }
 
 
-def _compared(
-    engine: Engine, stock, ours: list[Run], theirs: list[Run], prompt: list[int], steps: int
-) -> dict[str, Any]:
+def _compared(ours: list[Run], theirs: list[Run]) -> dict[str, Any]:
     pairs = list(zip(ours, theirs, strict=True))
     compared = sum(len(o.tokens) for o in ours)
     same = sum(a == b for o, t in pairs for a, b in zip(o.tokens, t.tokens, strict=True))
@@ -222,17 +230,14 @@ def _compared(
         "prefill_ratio": _median(o.prefill_tps / t.prefill_tps for o, t in pairs),
         "tokens_compared": compared,
         "tokens_identical": same,
-        "logits_identical": _same_logits(engine, stock, prompt, steps),
     }
 
 
-def _same_logits(engine: Engine, stock, prompt: list[int], steps: int) -> bool:
+def _same_logits(runners: tuple[Runner, Runner], chunk: int, prompt: list[int], steps: int) -> bool:
     found = []
-    for model in (engine.model, stock):
-        from mlx_lm.models.cache import make_prompt_cache
-
-        cache = make_prompt_cache(model)
-        logits = prefill(model, prompt, cache, chunk=engine.plan.chunk)
+    for model, make_cache in runners:
+        cache = make_cache()
+        logits = prefill(model, prompt, cache, chunk=chunk)
         rows = []
         for _ in range(steps):
             rows.append(np.array(logits.astype(mx.float32)))

@@ -15,6 +15,7 @@ from .checkpoint.index import TensorIndex
 from .checkpoint.spec import ModelSpec
 from .config import EngineConfig
 from .engine import open_source
+from .errors import CheckpointError
 from .experts.pool import Pool
 from .experts.reader import Reader
 
@@ -84,7 +85,11 @@ class _Raw:
     def _part(self, reads, buffer: bytearray) -> None:
         view = memoryview(buffer)
         for read in reads:
-            os.preadv(self._fds[read.path], [view[: read.nbytes]], read.offset)
+            got = os.preadv(self._fds[read.path], [view[: read.nbytes]], read.offset)
+            if got != read.nbytes:
+                raise CheckpointError(
+                    f"{read.path} gave {got} of {read.nbytes} bytes; it is truncated, download it again."
+                )
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -166,6 +166,11 @@ def _sweep(path: Path, config, asked: dict[str, Any], plot: str | None, json_: b
 
 
 def plotter():
+    """matplotlib's pyplot, drawing to files.
+
+    Raises:
+        click.ClickException: it is not installed.
+    """
     try:
         import matplotlib
     except ImportError:

@@ -54,7 +54,8 @@ def usage(model: str | None, plot: str | None, clear: bool, json_: bool) -> None
     click.echo("layer  experts used  hottest quarter  hottest half  (share of the routing)")
     for layer in sorted(counts):
         ranked = np.sort(counts[layer])[::-1]
-        quarter, half = (ranked[: len(ranked) // part].sum() / ranked.sum() for part in (4, 2))
+        total = max(ranked.sum(), 1e-9)  # counts fade to nothing in a layer that became resident
+        quarter, half = (ranked[: len(ranked) // part].sum() / total for part in (4, 2))
         click.echo(
             f"{layer:5}  {int((ranked > 0.5).sum()):5} of {len(ranked):3}  {quarter:15.2f}  {half:12.2f}"
         )
