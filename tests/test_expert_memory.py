@@ -1,6 +1,8 @@
 """The pool and its reader under stress: what a slot holds is what the table says, whatever the timing."""
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -33,7 +35,6 @@ class FileSource:
     """One layer whose experts are consecutive records of one file."""
 
     path: object
-    layers = (0,)
 
     def segments(self, layer):
         return SEGMENTS
@@ -176,6 +177,29 @@ def test_closing_drops_the_background_reads_that_have_not_begun(source, monkeypa
     assert not reader.begun.acquire(blocking=False), "another read began"
     pool.finish()
     assert np.flatnonzero(pool.table >= 0).tolist() == [0] and not pool.locked.any()
+
+
+def test_an_exiting_process_leaves_the_waiting_background_reads(source):
+    code = f"""
+import atexit, time
+from mlx_streaming.experts import reader as module
+from mlx_streaming.experts.source import Read
+module._INLINE_BYTES = 0
+done = []
+class Slow(module.Reader):
+    def _read(self, fill, read):
+        time.sleep(0.05)
+        super()._read(fill, read)
+        done.append(fill.expert)
+reader = Slow(2)
+atexit.register(lambda: (reader.close(), print(len(done))))
+for expert in range({EXPERTS}):
+    read = Read({str(source.path)!r}, expert * {RECORD}, {RECORD}, (0,))
+    reader.later(module.Fill(0, expert, (read,), (memoryview(bytearray({RECORD})),)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+    assert int(ended.stdout) < EXPERTS
 
 
 def test_pins_outlive_a_prompt_that_needs_more_experts_than_slots(demo_path):

@@ -111,7 +111,7 @@ class TensorIndex:
         return cls(path=path, tensors=tensors, files=files)
 
     def digest(self) -> str:
-        """Identity of the weights: sha256 (hex) over names, types, shapes, places and file sizes."""
+        """Identity of the weights: sha256 (hex) over names, types, shapes, places, file sizes and ends."""
         hasher = hashlib.sha256()
         for info in sorted(self.tensors.values(), key=lambda t: t.name):
             hasher.update(f"{info.name}|{info.dtype}|{info.shape}|{info.file.name}|{info.offset}\n".encode())
@@ -119,10 +119,6 @@ class TensorIndex:
             stat = file.stat()
             hasher.update(f"{file.name}|{stat.st_size}|{_edges(file, stat.st_size)}\n".encode())
         return hasher.hexdigest()
-
-    def total_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for t in self.tensors.values())
 
 
 def read_header(file: Path) -> list[TensorInfo]:

@@ -162,7 +162,8 @@ def find_experts(index: TensorIndex, text: dict[str, Any]) -> dict[int, ExpertLa
         counts = {info.shape[0] for info in tensors.values()}
         if len(counts) != 1:
             raise CheckpointError(
-                f"The expert tensors of {prefix} disagree on their number: {sorted(counts)}."
+                f"The expert tensors of {prefix} disagree on their number ({sorted(counts)});"
+                " download the checkpoint again."
             )
         if top_k > max(counts):
             raise CheckpointError(

@@ -167,7 +167,7 @@ def _parent(root: nn.Module, layer: ExpertLayer) -> tuple[nn.Module, str]:
         if len(paths) != 1:
             raise CheckpointError(
                 f"The experts at {prefix} are not a SwitchGLU in mlx-lm's model;"
-                " this type cannot be streamed."
+                " this type cannot be streamed, use the llm-mlx plugin."
             )
         prefix = paths[0]
     outer, _, name = prefix.rpartition(".")

@@ -8,7 +8,7 @@ from ..checkpoint.index import TensorIndex
 from ..checkpoint.packed import Manifest
 from ..checkpoint.spec import ModelSpec, Quantization, Segment
 from ..errors import CheckpointError
-from .source import Read
+from .source import Read, no_expert
 
 
 class PackedSource:
@@ -37,19 +37,13 @@ class PackedSource:
         self._all_segments = {n: tuple(range(len(p.segments))) for n, p in self._manifest.layers.items()}
         self._paths = {n: self._directory / p.file for n, p in self._manifest.layers.items()}
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(self._manifest.layers)
-
     def segments(self, layer: int) -> tuple[Segment, ...]:
         return self._manifest.layers[layer].segments
 
     def reads(self, layer: int, expert: int) -> tuple[Read, ...]:
         packed = self._manifest.layers[layer]
         if not 0 <= expert < packed.num_experts:
-            raise CheckpointError(
-                f"Layer {layer} has {packed.num_experts} experts, so there is no expert {expert}."
-            )
+            raise no_expert(layer, expert, packed.num_experts)
         offset = expert * packed.record_bytes
         return (Read(self._paths[layer], offset, packed.expert_bytes, self._all_segments[layer]),)
 

@@ -58,10 +58,6 @@ class Plan:
     runtime_bytes: int
     pool_bytes: int
 
-    def slots_for(self, layer: int) -> int:
-        """Slots of one layer."""
-        return self.slots[layer]
-
     @property
     def resident(self) -> frozenset[int]:
         """Layers with all their experts in memory."""

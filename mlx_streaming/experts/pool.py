@@ -95,7 +95,8 @@ class Pool:
         """
         if len(needed) > self.slots:
             raise CapacityError(
-                f"Layer {self.layer} needs {len(needed)} experts in {self.slots} slots at once."
+                f"Layer {self.layer} needs {len(needed)} experts in {self.slots} slots at once;"
+                " give it more slots."
             )
         slots = self.table[needed]
         missing = needed[slots == EMPTY]

@@ -24,10 +24,6 @@ class Read:
 class ExpertSource(Protocol):
     """What expert memory needs to know of the disk."""
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers with experts in this source."""
-
     def segments(self, layer: int) -> tuple[Segment, ...]:
         """The parts of one expert of `layer`, in the order that `Read.segments` counts."""
 
@@ -48,6 +44,14 @@ class ExpertSource(Protocol):
         """Release what the source holds."""
 
 
+def no_expert(layer: int, expert: int, count: int) -> CheckpointError:
+    """The error for an expert that a layer of `count` experts does not have."""
+    return CheckpointError(
+        f"Layer {layer} has {count} experts, so there is no expert {expert};"
+        " check that config.json belongs to these weights."
+    )
+
+
 class InPlaceSource:
     """Experts read from the stacked tensors of the shards: expert e of a tensor is contiguous."""
 
@@ -62,17 +66,13 @@ class InPlaceSource:
             for layer, experts in spec.experts.items()
         }
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(self._experts)
-
     def segments(self, layer: int) -> tuple[Segment, ...]:
         return self._experts[layer].segments
 
     def reads(self, layer: int, expert: int) -> tuple[Read, ...]:
         count = self._experts[layer].num_experts
         if not 0 <= expert < count:
-            raise CheckpointError(f"Layer {layer} has {count} experts, so there is no expert {expert}.")
+            raise no_expert(layer, expert, count)
         return tuple(
             Read(file, offset + expert * nbytes, nbytes, (number,))
             for number, (file, offset, nbytes) in enumerate(self._places[layer])

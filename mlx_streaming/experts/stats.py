@@ -8,7 +8,12 @@ from typing import Any
 
 @dataclass
 class LayerStats:
-    """Counters of one layer. `hits` and `misses` count distinct experts per call; seconds are wall time."""
+    """Counters of one layer.
+
+    `hits` and `misses` are distinct experts per call; `reads` and `bytes_read` are demand reads. `warmed`
+    and `lookahead_read` are experts that background reads brought in, `lookahead_promoted` the guesses that
+    the router chose. Wall time: `sync_s` until the router's choice was known, `wait_s` for reads.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -33,10 +38,6 @@ class Stats:
     """All layers of one model."""
 
     layers: dict[int, LayerStats] = field(default_factory=dict)
-
-    def layer(self, number: int) -> LayerStats:
-        """The counters of one layer, made at first use."""
-        return self.layers.setdefault(number, LayerStats())
 
     def total(self) -> LayerStats:
         """The sum over all layers."""
