@@ -127,8 +127,7 @@ def train(rank: int, args, meeting: str) -> None:
     )
     source = batches(rows, args.rows, args.length, device)
     optimiser = Optimiser(model, args.lr, args.optimiser)
-    started = saved = time.time()
-    log, step, seen = [], 0, 0
+    started, log, step, seen = time.time(), [], 0, 0
 
     def report(tag):
         values = {m: evaluate(model, h, dtype) for m, h in held.items()}
@@ -137,6 +136,7 @@ def train(rank: int, args, meeting: str) -> None:
 
     if rank == 0:
         report("start")
+    started = saved = time.time()
     while (spent := share_of_time(started, args)) < 1:
         model.rounding.active, model.rounding.step = spent > args.qat, step
         depth = 2 if step % args.deep_every == 0 else int(step % args.mtp_every == 0)
