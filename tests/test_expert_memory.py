@@ -74,8 +74,7 @@ def demand(pool: Pool, reader: Reader, needed: np.ndarray) -> None:
     pool.confirm(needed)
     slots = pool.table[needed]
     pool.touch(slots[slots >= 0])
-    if int((~pool.locked).sum()) < len(needed):
-        pool.settle_all()
+    pool.make_way(len(needed))
     placements = pool.reserve(needed)
     reader.submit([pool.fill(e, s) for e, s in placements]).wait()
     pool.commit(placements)
@@ -164,6 +163,19 @@ def test_a_demand_read_waits_for_no_background_read_but_its_own(source, monkeypa
         assert held(pool, int(pool.table[expert])) == data[expert * RECORD : (expert + 1) * RECORD]
         compared += 1
     assert compared >= 4
+    reader.close()
+
+
+def test_a_demand_read_gives_up_no_more_of_a_warm_start_than_it_needs(source, monkeypatch):
+    monkeypatch.setattr(reader_module, "_INLINE_BYTES", 0)
+    pool, reader = Pool(0, EXPERTS, 6, source, "lru"), HeldReader(1)
+    pool.start(range(6), reader)
+    assert reader.begun.acquire(timeout=10) and pool.locked.all()
+    demand(pool, reader, np.array([20, 21]))
+    assert (pool.table[[20, 21]] >= 0).all() and pool.locked.sum() == 4
+    reader.go.set()
+    pool.finish()
+    assert np.flatnonzero(pool.table >= 0).tolist() == [0, 1, 2, 3, 20, 21] and pool.stats.warmed == 4
     reader.close()
 
 

@@ -165,6 +165,13 @@ class Pool:
         """As `settle`, for every background read: afterwards no slot is locked."""
         return sum(self._take_in(expert, give_up=True) for expert in list(self._inflight))
 
+    def make_way(self, count: int) -> None:
+        """End background reads, the last started first, until `count` slots are not locked."""
+        for expert in reversed(list(self._inflight)):
+            if int((~self.locked).sum()) >= count:
+                return
+            self._take_in(expert, give_up=True)
+
     def finish(self, experts: Iterable[int] | None = None) -> None:
         """Wait for the background reads of `experts` (None: for all)."""
         wanted = list(self._inflight) if experts is None else [e for e in experts if e in self._inflight]

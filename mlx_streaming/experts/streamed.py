@@ -109,8 +109,7 @@ class StreamedExperts(nn.Module):
 
     def _demand(self, needed: np.ndarray) -> None:
         pool = self._pool
-        if int((~pool.locked).sum()) < len(needed):
-            pool.settle_all()
+        pool.make_way(len(needed))
         placements = pool.reserve(needed)
         pending = self._submit(placements)
         pool.stats.wait_s += pending.wait()
