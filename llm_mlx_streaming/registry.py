@@ -85,7 +85,7 @@ def add(checkpoint: Checkpoint, make_default: bool = False) -> Registry:
     """Register `checkpoint`, replacing one of the same name; the first one becomes the default.
 
     Raises:
-        EngineError: the name or an alias is taken, or the registry is locked.
+        EngineError: the name or an alias is taken or blank, or the registry is locked.
     """
     with _writing() as (registry, save):
         others = tuple(c for c in registry.checkpoints if c.name != checkpoint.name)
@@ -100,10 +100,15 @@ def remove(name: str) -> Checkpoint:
     """Forget the checkpoint called `name` (its files stay) and return what was registered.
 
     Raises:
-        EngineError: no such checkpoint, or the registry is locked.
+        EngineError: no such checkpoint, the embedded one, or the registry is locked.
     """
+    if name in (DEMO, DEMO_MODEL):
+        raise EngineError(
+            "The embedded demo is part of the package and stays; to answer from another checkpoint use: "
+            "llm mlx-streaming default NAME"
+        )
     with _writing() as (registry, save):
-        found = registry.find(name) or _unknown(name, registry)
+        found = registry.find(name) or _unregistered(name, registry)
         left = tuple(c for c in registry.checkpoints if c.name != found.name)
         save(replace(registry, checkpoints=left, default=_kept_default(registry, found)))
         return found
@@ -119,7 +124,7 @@ def set_default(name: str) -> Checkpoint:
         if name in (DEMO, DEMO_MODEL):
             save(replace(registry, default=DEMO))
             return demo()
-        found = registry.find(name) or _unknown(name, registry)
+        found = registry.find(name) or _unregistered(name, registry)
         save(replace(registry, default=found.name))
         return found
 
@@ -178,11 +183,21 @@ def resolve(name: str | None = None) -> Checkpoint:
 
 
 def _unknown(name: str, registry: Registry) -> Checkpoint:
-    known = ", ".join([c.name for c in registry.checkpoints] + [DEMO])
     raise CheckpointError(
-        f"No checkpoint is called {name!r} and no such directory exists; known are {known}. "
+        f"No checkpoint is called {name!r} and no such directory exists; known are {_known(registry)}. "
         "See: llm mlx-streaming models"
     )
+
+
+def _unregistered(name: str, registry: Registry) -> Checkpoint:
+    raise CheckpointError(
+        f"No checkpoint is registered as {name!r}; known are {_known(registry)}. "
+        "Register a directory with: llm mlx-streaming add PATH"
+    )
+
+
+def _known(registry: Registry) -> str:
+    return ", ".join([c.name for c in registry.checkpoints] + [DEMO])
 
 
 def _refuse_taken(checkpoint: Checkpoint, others: tuple[Checkpoint, ...]) -> None:
@@ -190,8 +205,12 @@ def _refuse_taken(checkpoint: Checkpoint, others: tuple[Checkpoint, ...]) -> Non
     for other in others:
         taken |= {other.name, *other.aliases}
     for wanted in (checkpoint.name, *checkpoint.aliases):
+        if not wanted.strip():
+            raise EngineError("A name or alias cannot be blank; choose another one with --name or --alias.")
         if wanted in taken:
-            raise EngineError(f"The name {wanted!r} is already taken; choose another one with --alias.")
+            raise EngineError(
+                f"The name {wanted!r} is already taken; choose another one with --name or --alias."
+            )
 
 
 def _kept_default(registry: Registry, removed: Checkpoint) -> str | None:

@@ -190,3 +190,15 @@ def test_report_command():
     assert {(a["hidden"], a["bits"]) for a in told["acceptance"]} >= {("post", "8/4"), ("pre", "8/4")}
     assert len(told["costs"]["rows_ms"]) == 4 and len(told["costs"]["drafts_ms"]) == 3
     assert [s["same_words"] for s in told["speed"]] == [True, True]
+
+
+def test_report_command_on_a_raw_head_of_half_floats(tmp_path):
+    from llm_mlx_streaming.commands.mtp import mtp
+    from mlx_streaming.checkpoint.synthesize import synthesize
+
+    synthesize(tmp_path / "tiny", "tiny", layers=4, mtp=True)
+    arguments = ["report", "-m", str(tmp_path / "tiny"), "--tokens", "8", "--json"]
+    result = CliRunner().invoke(mtp, arguments)
+    assert result.exit_code == 0, result.output
+    told = {(a["hidden"], a["bits"]) for a in json.loads(result.output)["acceptance"]}
+    assert told >= {("post", "8/4"), ("post", "16/4"), ("post", "4/4"), ("pre", "8/4")}

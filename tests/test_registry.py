@@ -71,6 +71,19 @@ def test_a_taken_name_is_refused(home, checkpoint, name):
     assert len(registry.read().checkpoints) == 1
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_blank_name_is_refused_and_harms_nothing(home, checkpoint, name):
+    registry.add(checkpoint("kept"))
+    with pytest.raises(EngineError, match="blank"):
+        registry.add(checkpoint("new", aliases=(name,)))
+    assert registry.read().problem is None and registry.resolve().name == "kept"
+
+
+def test_the_demo_cannot_be_removed(home):
+    with pytest.raises(EngineError, match="mlx-streaming default NAME"):
+        registry.remove("demo")
+
+
 def test_removing_the_default_leaves_another_or_the_demo(home, checkpoint):
     registry.add(checkpoint("one"))
     registry.add(checkpoint("two"))
@@ -148,8 +161,11 @@ def test_commands_over_the_registry(run_llm, demo_path, tmp_path):
     ]
     assert rows[0]["settings"] == {"slots": 8, "memory": 2 * 10**9} and rows[0]["mtp"] is True
     assert rows[0]["bytes"] > rows[0]["trunk_bytes"] > 0 < rows[0]["expert_bytes"]
+    run_llm("mlx-streaming", "add", copy, "--alias", "c2", "--set", "slots=9")
+    again = json.loads(run_llm("mlx-streaming", "models", "--json").stdout)[0]
+    assert again["settings"] == {"slots": 9, "memory": 2 * 10**9} and again["aliases"] == ["c", "c2"]
     listed = run_llm("models", "list", "-q", "copy").stdout
-    assert "MLX streaming: copy (aliases: c)" in listed
+    assert "MLX streaming: copy (aliases: c, c2)" in listed
     assert "from demo" in run_llm("mlx-streaming", "default", "demo").stdout
     assert "* demo" in run_llm("mlx-streaming", "models").stdout
     refused = run_llm("mlx-streaming", "remove", "copy", "--delete-files", input="n\n", check=False)

@@ -171,6 +171,7 @@ print(made.nbytes, peak() - before)
         (dict(like="tiny", experts=3, top_k=4), "top_k 4 exceeds the 3 experts"),
         (dict(like="tiny", vocab=100), "below the tokenizer's 8192"),
         (dict(like="tiny", layers=0), "layers must be at least 1"),
+        (dict(like="tiny", hidden=65), "hidden must be a multiple of 64"),
         (dict(like="tiny", layers=3), "layers must be at least 4"),
         (dict(like="tiny", bits=7), "cannot be quantised"),
         (dict(like="tiny-olmoe", mtp=True), "no MTP head"),

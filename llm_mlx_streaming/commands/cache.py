@@ -19,7 +19,10 @@ def register(group: click.Group) -> None:
 
 @click.group()
 def cache() -> None:
-    """Snapshots of model state that let a conversation go on without reading it again"""
+    """Snapshots that let a conversation go on at once
+
+    They hold the model's state, so that earlier turns need not be read again.
+    """
 
 
 @cache.command(name="list")
@@ -77,9 +80,10 @@ def info(json_: bool) -> None:
 @click.option("days", "--older-than", type=click.FloatRange(min=0), help="Only those older than DAYS")
 @click.option("yes", "-y", "--yes", is_flag=True, help="Do not ask")
 def clear(ids: tuple[str, ...], model: str | None, days: float | None, yes: bool) -> None:
-    """Remove snapshots (all, or those whose IDS are given) and what extends them
+    """Remove snapshots: all, or those whose IDS are given
 
-    Conversations stay in llm's log; their next turn reads them again from the start.
+    What extends a removed snapshot goes with it. Conversations stay in llm's log; their next turn reads them
+    again from the start.
     """
     from mlx_streaming.state import admin
 
@@ -97,9 +101,10 @@ def clear(ids: tuple[str, ...], model: str | None, days: float | None, yes: bool
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
 @click.pass_context
 def verify(context: click.Context, repair: bool, json_: bool) -> None:
-    """Read every snapshot and check it; exits with 1 when something is wrong
+    """Read every snapshot and check it
 
-    Whatever this finds is ignored and removed anyway when a conversation meets it.
+    Exits with status 1 when something is wrong. Whatever this finds is ignored and removed anyway when a
+    conversation meets it.
     """
     from mlx_streaming.state import admin
 

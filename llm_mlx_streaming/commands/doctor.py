@@ -33,7 +33,7 @@ def register(group: click.Group) -> None:
 )
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
 def doctor(model: str | None, revision: str, json_: bool) -> None:
-    """Examine this machine and MODEL: does it fit, how fast will it be, what is wrong
+    """Does MODEL fit this machine, and how fast will it be?
 
     MODEL is a registered name, a directory, or a repository of the Hugging Face hub: of that only the headers
     are fetched, so ask before a long download. Without MODEL the default is examined. Measures disk and
@@ -149,9 +149,11 @@ def _machine(report: Report) -> Iterator[str]:
 def _model(model: dict[str, Any]) -> str:
     where = "" if model["downloaded"] else f", {_size(model['missing_bytes'])} still to download"
     head = {True: ", MTP head", False: ", no MTP head", None: ""}[model["mtp"]]
+    dropped = ", dropped from the shards" if model.get("dropped_to") else ""
     return (
         f"{model['name']}: {model['type']}, {_size(model['bytes'])}{where}\n"
-        f"    {_size(model['trunk_bytes'])} must be in memory; {_size(model['expert_bytes'])} are experts:"
+        f"    {_size(model['trunk_bytes'])} must be in memory; {_size(model['expert_bytes'])} are"
+        f" experts{dropped}:"
         f" {model['experts']} of {_size(model['one_expert_bytes'])} in {model['expert_layers']} layers,"
         f" {model['top_k']} for each token{head}"
     )

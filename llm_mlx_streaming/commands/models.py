@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def register(group: click.Group) -> None:
 @click.command()
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
 def models(json_: bool) -> None:
-    """List the checkpoints that can be used, the default marked with *
+    """List the checkpoints that can be used (* the default)
 
     Every name works as a model: llm -m NAME 'prompt'
     """
@@ -66,7 +67,8 @@ def add(
     """Register the checkpoint in directory PATH
 
     PATH is a directory in MLX format, or the id (org/name) of a repository that is already in the Hugging
-    Face cache of this machine. Its files are checked and stay where they are.
+    Face cache of this machine. Its files are checked and stay where they are. Adding it again keeps the
+    settings and aliases it has; remove it first to drop them.
     """
     if from_cache:
         return _offer_cached(yes)
@@ -83,6 +85,7 @@ def add(
         hub=hub,
         aliases=aliases,
     )
+    checkpoint = _with_earlier(checkpoint)
     known = registry.add(checkpoint, make_default)
     click.echo(f"Registered {checkpoint.name} ({_size(_bytes_on_disk(directory))} in {directory})")
     if known.default == checkpoint.name:
@@ -163,6 +166,15 @@ def _locate(path: str) -> tuple[Path, str | None, str | None]:
     raise click.ClickException(f"{directory} is not a directory; give the directory that holds config.json.")
 
 
+def _with_earlier(checkpoint: registry.Checkpoint) -> registry.Checkpoint:
+    """`checkpoint` with the aliases and settings it is registered with already; new settings win."""
+    old = next((c for c in registry.read().checkpoints if c.name == checkpoint.name), None)
+    if old is None or old.path != checkpoint.path:
+        return checkpoint
+    aliases = tuple(dict.fromkeys((*old.aliases, *checkpoint.aliases)))
+    return replace(checkpoint, settings=old.settings | checkpoint.settings, aliases=aliases)
+
+
 def _check(directory: Path) -> None:
     from mlx_streaming.checkpoint.spec import ModelSpec
 
@@ -200,6 +212,7 @@ def _describe(checkpoint: registry.Checkpoint, default_name: str) -> dict[str, A
         "one_expert_bytes": None,
         "top_k": None,
         "mtp": None,
+        "dropped_to": None,
         "problem": None,
     }
     try:
@@ -210,6 +223,7 @@ def _describe(checkpoint: registry.Checkpoint, default_name: str) -> dict[str, A
 
 
 def _measure(path: Path) -> dict[str, Any]:
+    from mlx_streaming.checkpoint.drop import dropped_to
     from mlx_streaming.checkpoint.index import TensorIndex
     from mlx_streaming.checkpoint.spec import ModelSpec
 
@@ -225,6 +239,7 @@ def _measure(path: Path) -> dict[str, Any]:
         "one_expert_bytes": layers[0].expert_bytes,
         "top_k": layers[0].top_k,
         "mtp": any(name.startswith("mtp.") for name in index.tensors) or any(path.glob("mtp*.safetensors")),
+        "dropped_to": dropped_to(spec, index),
     }
 
 
@@ -240,6 +255,8 @@ def _line(row: dict[str, Any]) -> str:
         f"slots {row['settings'].get('slots', 'planned')}",
         f"MTP {'yes' if row['mtp'] else 'no'}",
     ]
+    if row["dropped_to"]:
+        facts.append(f"experts dropped from its shards, packed in {row['dropped_to']}")
     aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
     return f"{mark} {row['name']}{aliases}: {'; '.join(facts)}\n    {row['path']}"
 

@@ -25,9 +25,10 @@ def register(group: click.Group) -> None:
 @click.option("--slots", type=int, help="Expert slots of every layer (default: what fits)")
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
 def plan(model: str | None, memory: str | None, context: int | None, slots: int | None, json_: bool) -> None:
-    """Show how the memory would be divided: weights, conversation, workspace, expert slots
+    """Show how the memory would be divided
 
-    Nothing is loaded. What cannot fit is refused, with the memory or the context that would work.
+    Among weights, conversation, workspace and expert slots. Nothing is loaded. What cannot
+    fit is refused, with the memory or the context that would work.
     """
     from mlx_streaming.checkpoint.index import TensorIndex
     from mlx_streaming.checkpoint.spec import ModelSpec

@@ -81,7 +81,8 @@ def synthesize(
     from mlx_streaming.config import parse_size
 
     shown = 0
-    with click.progressbar(length=1000, label="Writing", file=sys.stderr, hidden=quiet) as bar:
+    hide = quiet or not sys.stderr.isatty()
+    with click.progressbar(length=1000, label="Writing", file=sys.stderr, hidden=hide) as bar:
 
         def on_progress(done: int, total: int) -> None:
             nonlocal shown
@@ -108,6 +109,8 @@ def synthesize(
             force=force,
             on_progress=on_progress,
         )
-    total = (written.nbytes + written.mtp_bytes) / 1e9
+    total = written.nbytes + written.mtp_bytes
+    size = f"{total / 1e9:.2f} GB" if total >= 10**9 else f"{total / 1e6:.1f} MB"
     files = "file" if written.shards == 1 else "files"
-    click.echo(f"{written.path}: {total:.2f} GB in {written.shards} {files}")
+    click.echo(f"{written.path}: {size} in {written.shards} {files}")
+    click.echo(f"Use it: llm mlx-streaming add {written.path}")

@@ -40,7 +40,8 @@ class Preset:
         """The config with `sizes` (layers, experts, hidden, expert_width, top_k, vocab) put in.
 
         Raises:
-            CheckpointError: a size is not positive, top_k exceeds the experts, a kind of layer is absent.
+            CheckpointError: a size is not positive, a width is not a multiple of 64, top_k exceeds the
+                experts, a kind of layer is absent.
         """
         config = copy.deepcopy(self.config)
         text = config[self.nested] if self.nested else config
@@ -50,6 +51,8 @@ class Preset:
                 continue
             if value < 1:
                 raise CheckpointError(f"{name} must be at least 1, not {value}.")
+            if name in ("hidden", "expert_width") and value % 64:
+                raise CheckpointError(f"{name} must be a multiple of 64, not {value}.")
             for key in keys[name]:
                 text[key] = value
         experts, top_k = text[keys["experts"][0]], text[keys["top_k"][0]]
