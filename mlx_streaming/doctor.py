@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -98,10 +98,12 @@ def examine(subject: Subject, config: EngineConfig, measured_file: Path | None =
     if machine is None or opened is None:
         return report
     spec, index = opened
+    _dropped(report, subject, spec, index, config)
     _space(report, subject)
     sizes = _plan(report, subject, spec, config)
     block = max(e.expert_bytes for e in spec.experts.values())
-    _probes(report, subject, index, block)
+    files = sorted(Path(config.packed).glob("*.experts")) if sizes else index.files
+    _probes(report, subject, index, files, block)
     if report.plan and report.disk and report.compute:
         _forecasts(report, spec, index, sizes, measured_file)
     _speed(report, subject)
@@ -140,6 +142,7 @@ def _machine(report: Report) -> Machine | None:
 
 def _model(report: Report, subject: Subject) -> tuple[ModelSpec, TensorIndex] | None:
     """Read and check the checkpoint as loading it would, without reading its weights."""
+    from .checkpoint.drop import dropped_to
     from .checkpoint.load import build_model
     from .checkpoint.mtp_extract import find_head
     from .checkpoint.tokenizer import load_tokenizer
@@ -169,12 +172,28 @@ def _model(report: Report, subject: Subject) -> tuple[ModelSpec, TensorIndex] | 
         "mtp": bool(find_head(subject.path)) if subject.downloaded else None,
     }
     try:
+        report.model["dropped_to"] = dropped_to(spec, index) if subject.downloaded else None
         build_model(spec)
         if subject.downloaded:
             load_tokenizer(subject.path)
     except CheckpointError as error:
         report.problems.append(Problem(str(error), subject.get, True))
     return spec, index
+
+
+def _dropped(
+    report: Report, subject: Subject, spec: ModelSpec, index: TensorIndex, config: EngineConfig
+) -> None:
+    """Without their packed form, experts that were dropped are missing."""
+    from .checkpoint.drop import require_experts
+
+    packed = report.model.get("dropped_to")
+    if packed and not config.packed:
+        fix = f"llm mlx-streaming add {subject.path} --name {subject.name} --set packed={packed}"
+        try:
+            require_experts(spec, index)
+        except CheckpointError as error:
+            report.problems.append(Problem(str(error), fix if Path(packed).is_dir() else subject.get, True))
 
 
 def _space(report: Report, subject: Subject) -> None:
@@ -206,12 +225,12 @@ def _plan(
         return None
 
 
-def _probes(report: Report, subject: Subject, index: TensorIndex, block: int) -> None:
+def _probes(report: Report, subject: Subject, index: TensorIndex, files: Sequence[Path], block: int) -> None:
     floats = next((t.dtype for n, t in index.tensors.items() if n.endswith((".scales", "norm.weight"))), "")
     report.compute = probe_compute(_DTYPES.get(floats, "bfloat16"))
     try:
         if subject.downloaded:
-            report.disk = probe_disk(index.files, block)
+            report.disk = probe_disk(files, block)
         else:
             report.disk = probe_empty_disk(subject.disk, block)
     except OSError as error:

@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 
 from .chat.template import ChatTemplate
+from .checkpoint.drop import require_experts
 from .checkpoint.index import TensorIndex
 from .checkpoint.load import build_model, load_trunk
 from .checkpoint.mtp_extract import find_head
@@ -167,12 +168,14 @@ def open_source(spec: ModelSpec, index: TensorIndex, config: EngineConfig) -> Ex
     """The packed experts that `config.packed` names, else the checkpoint's own shards.
 
     Raises:
-        CheckpointError: the packed experts are missing, damaged or another checkpoint's.
+        CheckpointError: the packed experts are missing, damaged or another checkpoint's, or the checkpoint's
+            own were dropped.
     """
     if config.packed:
         from .experts.packed_source import PackedSource
 
         return PackedSource(Path(config.packed), spec, index)
+    require_experts(spec, index)
     return InPlaceSource(spec, index)
 
 

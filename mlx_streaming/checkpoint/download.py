@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CapacityError, CheckpointError
+from .drop import dropped_shard, forget
 from .hub import HubFile, HubRepo, describe, endpoint, hub_errors, stream
 
 DEFAULT_REPO = "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit"
@@ -49,14 +50,16 @@ def download(
     *,
     on_progress: Progress = lambda phase, done, total: None,
     verify: bool = True,
+    restore: bool = False,
     extra_space: int = 0,
     files: Sequence[HubFile] | None = None,
     hub: HubRepo | None = None,
 ) -> Downloaded:
     """Bring the checkpoint `repo` into the hub cache, going on where an earlier call stopped.
 
-    `verify` hashes the files that were already in the cache too; new files are always hashed. `extra_space`
-    bytes are asked of the disk on top. `hub` saves the lookup; `files` restricts what is fetched.
+    `verify` hashes the files that were already in the cache too; new files are always hashed. Shards
+    whose experts were dropped are taken as they are, with `restore` fetched again. `extra_space` bytes are
+    asked of the disk on top. `hub` saves the lookup; `files` restricts what is fetched.
 
     Raises:
         CheckpointError: not found, not allowed, not reachable, or damaged on arrival.
@@ -71,7 +74,12 @@ def download(
             return _from_cache(repo, revision, error)
     wanted = tuple(files) if files is not None else hub.checkpoint_files()
     folder = repo_folder(repo)
+    snapshot = folder / "snapshots" / hub.commit
     missing = [f for f in wanted if not _in_cache(folder, hub, f)]
+    if restore:
+        again = [f for f in wanted if f not in missing and dropped_shard(snapshot / f.name)]
+        extra_space += sum(f.size for f in again)
+        missing += again
     require_space(hub, wanted, extra_space)
     disable_progress_bars()  # the client's: one bar over all files is ours to show
     work = _Work(hub, folder, on_progress, sum(f.size for f in wanted))
@@ -82,9 +90,8 @@ def download(
         if verify:
             verified += work.verify_cached([f for f in wanted if f not in missing])
         _write_ref(folder, revision, hub.commit)
-    path = folder / "snapshots" / hub.commit
-    _check_complete(path, wanted, verified if verify else len(wanted))
-    return Downloaded(repo, path, hub.commit, work.total, work.fetched, verified)
+    _check_complete(snapshot, wanted, verified if verify else len(wanted))
+    return Downloaded(repo, snapshot, hub.commit, work.total, work.fetched, verified)
 
 
 def repo_folder(repo: str) -> Path:
@@ -166,6 +173,8 @@ class _Work:
                     self._fetch_large(file, blob)
         if not self._stop.is_set():
             self._link(file)
+            with self._lock:
+                forget(self.folder / "snapshots" / self.hub.commit / file.name)
 
     def _lock_of(self, blob: Path):
         """The client's own lock, so that two programs never write one file."""
@@ -234,11 +243,14 @@ class _Work:
 
 
 def matches(path: Path, file: HubFile) -> bool:
-    """Whether `path` has the size and the hash that the hub gives for `file`."""
+    """Whether `path` has the size and hash that the hub gives for `file`, or the hash noted when dropping."""
     if _size(path) != file.size:
         return False
     if file.sha256 is not None:
-        return sha256(path) == file.sha256
+        dropped = dropped_shard(path)
+        if dropped and dropped.sha256 is None:  # interrupted; completing it settles the hash
+            return True
+        return sha256(path) in (file.sha256, dropped and dropped.sha256)
     if file.blob_id is None:
         return True
     content = path.read_bytes()

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .drop import require_experts
 from .index import TensorIndex
 from .packed import Manifest, PackedLayer, Progress, sync_directory, write_json
 from .recipe import Recipe, planned_layers, source_quantization
@@ -49,7 +50,8 @@ def pack(
     Run again after an interruption, it continues; on a finished pack of the same kind it does nothing.
 
     Raises:
-        CheckpointError: unusable checkpoint or recipe, `out` taken by something else, no space, I/O error.
+        CheckpointError: unusable checkpoint or recipe, its experts were dropped, `out` taken by something
+            else, no space, I/O error.
     """
     out, recipe = Path(out), recipe or Recipe()
     index = TensorIndex.open(checkpoint)
@@ -59,6 +61,7 @@ def pack(
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         _check_finished(out, source, planned)
         return Packed(out, len(planned), len(planned), total, spec.expert_bytes)
+    require_experts(spec, index)
     partial = out.with_name(out.name + ".partial")
     with _exclusive(partial):
         layers = _finished_layers(partial, source, planned)
