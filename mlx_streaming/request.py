@@ -106,6 +106,8 @@ class GenResult:
     `finish_reason`: "stop" (the model ended), "stop_string", "length", "tool_calls" or "interrupted".
     `token_ids` are the generated ids without the end-of-turn token, or None when the visible answer is not
     exactly these tokens (a stop string cut it). Times in seconds, rates in tokens per second, sizes in bytes.
+    `experts` is what the layers' slots did (see experts.stats), those of a streamed MTP head are in
+    `mtp["experts"]`; `state` counts what the snapshots did. `seed` is the one asked for.
     """
 
     text: str = ""

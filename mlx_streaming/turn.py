@@ -51,6 +51,8 @@ class Turn:
         self._keep = request.cache != "off"
         self._mtp = request.mtp if request.mtp != "auto" else engine.config.mtp
         self._head = None if self._mtp == "off" else engine.head
+        self._head_experts = self._head.experts if self._head is not None else None
+        self._head_mark = self._head_experts.stats.snapshot() if self._head_experts is not None else None
         self._fed = 0  # tokens of the prompt that went through the model
         self._generated: list[int] = []
 
@@ -257,6 +259,8 @@ class Turn:
         result.snapshot_bytes = self.engine.session.snapshot_bytes
         result.peak_memory = mx.get_peak_memory()
         result.experts = self.engine.memory.stats.since(self._expert_mark)
+        if self._head_experts is not None and self._head_experts.streamed:
+            result.mtp["experts"] = self._head_experts.stats.since(self._head_mark)
         result.state = dict(self.engine.session.stats)
         if self.request.schema is not None and not result.tool_calls:
             result.schema_valid = finish == "stop" and fits_schema(result.text, self.request.schema)

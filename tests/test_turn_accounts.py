@@ -56,3 +56,12 @@ def test_a_load_that_fails_leaves_no_reader_behind(demo_path, monkeypatch):
     with pytest.raises(CheckpointError, match="no weights"):
         load_engine(demo_path, EngineConfig(slots=16, mtp="off", usage=False))
     assert len(closed) == 1
+
+
+def test_the_reads_of_a_streamed_head_are_told_apart_from_the_layers(demo_path, tmp_path):
+    config = EngineConfig(slots=64, mtp="2", mtp_slots=6, mtp_dir=str(tmp_path), usage=False)
+    engine = load_engine(demo_path, config)
+    result = finish(Turn(engine, Request(MESSAGES, sampling=GREEDY, max_tokens=8)).run())
+    assert result.experts["misses"] == 0 and result.mtp["experts"]["misses"] > 0
+    assert result.mtp["experts"]["bytes_read"] > 0
+    engine.close()
