@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,12 @@ class OpenFile:
 
     def check(self) -> None:
         """Raise CheckpointError if the file was written to since; a new file of its name does not matter."""
-        stat = os.fstat(self.fd)
+        try:
+            stat = os.fstat(self.fd)
+        except OSError as error:  # a network drive that went away, say
+            raise CheckpointError(
+                f"Cannot look at {self.path} ({error.strerror}); check the disk."
+            ) from error
         if (stat.st_size, stat.st_mtime_ns) != (self.size, self.modified):
             raise CheckpointError(
                 f"{self.path} was changed while it was in use; restore or download it again, then restart."
@@ -209,7 +215,8 @@ class Reader:
             offset += got
             views = _advance(views, got)
         if self._uncached and _DONTNEED is not None:
-            os.posix_fadvise(file.fd, read.offset, read.nbytes, _DONTNEED)
+            with suppress(OSError):  # advice only
+                os.posix_fadvise(file.fd, read.offset, read.nbytes, _DONTNEED)
 
     def open(self, path: Path) -> OpenFile:
         """The descriptor for `path`, opened at the first call and kept.
