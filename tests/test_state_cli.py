@@ -73,11 +73,16 @@ def test_clear(home, cache):
     assert "No snapshot" in cache("clear", "zzz", code=1)
     assert "Removed 0" in cache("clear", "--older-than", "1")
     assert "Removed 0" in cache("clear", "-m", "demo")
+    assert "known are demo" in cache("clear", "-m", "nowhere", code=1)
     newest = listing(home)[0].entry.id
     assert "Removed 1 snapshots" in cache("clear", newest[:8]) and len(listing(home)) == 2
     assert "Removed 2 snapshots" in cache("clear", input="y\n")
     assert not list(home.glob("*.safetensors"))
     assert "No snapshots" in cache("list")
+
+
+def test_clear_the_snapshots_of_a_checkpoint_that_is_not_registered(home, cache):
+    assert "Removed 3 snapshots" in cache("clear", "-m", "imaginary") and not listing(home)
 
 
 def test_unreadable_index(home, cache):

@@ -88,7 +88,7 @@ def clear(ids: tuple[str, ...], model: str | None, days: float | None, yes: bool
     from mlx_streaming.state import admin
 
     place = directory()
-    label = registry.resolve(model).path.name if model else None
+    label = _label(model, place) if model else None
     if not (ids or model or days is not None or yes):
         click.confirm(f"Remove all snapshots in {place}?", abort=True)
     older = None if days is None else days * 86_400
@@ -131,6 +131,20 @@ def _config() -> Any:
     from mlx_streaming.config import EngineConfig
 
     return EngineConfig.from_env()
+
+
+def _label(model: str, place: Path) -> str:
+    """What the snapshots of `model` carry; those of a removed checkpoint carry its directory's name.
+
+    Raises:
+        CheckpointError: neither a checkpoint nor a snapshot is called that.
+    """
+    from mlx_streaming.state.admin import listing
+
+    found = registry.read().find(model)
+    if found:
+        return found.path.name
+    return model if any(r.label == model for r in listing(place)) else registry.resolve(model).path.name
 
 
 def _names() -> dict[str, str]:
