@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from helpers_memory import PEAK
+
 from mlx_streaming.checkpoint.spec import ModelSpec
 from mlx_streaming.checkpoint.synthesize import synthesize
 
@@ -11,7 +13,7 @@ from mlx_streaming.checkpoint.synthesize import synthesize
 CONSTANT = 60 * 10**6
 
 CHILD = """
-import json, resource, sys
+import json, sys
 import mlx.core as mx
 import mlx_lm.utils, mlx_lm.models.qwen3_next
 from mlx_streaming.config import EngineConfig
@@ -20,9 +22,6 @@ from mlx_streaming.generation.prefill import prefill
 from mlx_streaming.generation.decode import decode
 from mlx_streaming.generation.sampling import Sampler
 from mlx_streaming.request import Sampling
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 before = peak()
 engine = load_engine(sys.argv[1], EngineConfig(slots=int(sys.argv[2]), mtp="off", prefill_chunk=64))
@@ -43,7 +42,7 @@ def test_peak_memory_is_trunk_and_slots(tmp_path):
     assert spec.expert_bytes >= 10**9
     slots = 51
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(out), str(slots)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PEAK + CHILD, str(out), str(slots)], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout)
     assert found["slots"] == slots * sum(e.expert_bytes for e in spec.experts.values())

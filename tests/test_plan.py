@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from helpers_family_configs import FLAT, NESTED, config_of
+from helpers_memory import PEAK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
@@ -69,7 +70,7 @@ def planned(big, gigabytes: float = 32, **settings):
 
 def test_footprint_of_the_80b_shape_costs_no_memory():
     mx.reset_peak_memory()
-    before = mx.get_peak_memory()
+    before = mx.get_active_memory()
     shape = footprint(PRESETS[BIG].configured())
     assert mx.get_peak_memory() - before < 1e6
     assert len(shape.growing) == 12
@@ -223,8 +224,7 @@ logits = prefill(model, tokens, cache, chunk=made.chunk)
 for _ in range(2):
     logits = model(mx.argmax(logits, axis=-1)[None], cache=cache)[:, -1, :]
     mx.eval(logits)
-unit = 1 if sys.platform == "darwin" else 1024
-rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+rss = peak()
 facts = {"planned": made.mlx_bytes, "peak": mx.get_peak_memory(), "rss": rss, "slots": made.slots}
 print(json.dumps(facts | {"total": made.peak_bytes, "pools": memory.nbytes, "pool_bytes": made.pool_bytes}))
 """
@@ -242,7 +242,7 @@ def test_the_predicted_peak_is_the_measured_one(like, sizes, config, tmp_path):
     """Within 5 % of what MLX allocated at its peak; the process stays within that and the stated constant."""
     synthesize(tmp_path / "checkpoint", like, **sizes)
     config = {"context": 96, "prefill_chunk": 64, "mtp": "off"} | config
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "checkpoint"), json.dumps(config)]
+    command = [sys.executable, "-c", PEAK + CHILD, str(tmp_path / "checkpoint"), json.dumps(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers_memory import PEAK
 
 from mlx_streaming.checkpoint import presets
 from mlx_streaming.checkpoint import synthesize as module
@@ -148,16 +149,18 @@ def test_the_80b_preset_has_the_size_of_the_release():
 
 
 def test_memory_is_bounded(tmp_path):
-    code = """
-import pathlib, resource, sys, mlx_lm.utils
+    code = (
+        PEAK
+        + """
+import pathlib, sys, mlx_lm.utils
 from mlx_streaming.checkpoint.synthesize import synthesize
 out = pathlib.Path(sys.argv[1])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 synthesize(out / "a", "tiny")
 before = peak()
 made = synthesize(out / "b", "tiny", layers=4, experts=128, expert_width=512, hidden=512)
 print(made.nbytes, peak() - before)
 """
+    )
     run = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     written, grown = map(int, run.stdout.split())
     assert written > 200e6
