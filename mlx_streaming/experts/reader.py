@@ -84,7 +84,7 @@ class Pending:
         return time.perf_counter() - start
 
     def give_up(self) -> bool:
-        """Cancel reads none of which has begun; False when there is something to `wait` for."""
+        """Cancel a read of `Reader.later` that has not begun; False when there is something to `wait` for."""
         return all(future.cancel() for future in self._futures)
 
     @property
