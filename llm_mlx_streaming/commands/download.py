@@ -36,6 +36,9 @@ def register(group: click.Group) -> None:
 @click.option("--mtp-from", metavar="REPO", help="Original release to take the MTP head from")
 @click.option("--no-mtp", is_flag=True, help="Do without the MTP head")
 @click.option("--pack", is_flag=True, help="Also copy the experts into packed files (as much disk again)")
+@click.option("--drop", is_flag=True, help="With --pack: then free the disk space of the unpacked experts")
+@click.option("yes", "-y", "--yes", is_flag=True, help="With --drop: do not ask")
+@click.option("--restore", is_flag=True, help="Fetch again the experts that were dropped")
 @click.option("--no-verify", is_flag=True, help="Trust the files that are already in the cache")
 @click.option("json_", "--json", is_flag=True, help="Output as JSON, without progress")
 def download(
@@ -47,6 +50,9 @@ def download(
     mtp_from: str | None,
     no_mtp: bool,
     pack: bool,
+    drop: bool,
+    yes: bool,
+    restore: bool,
     no_verify: bool,
     json_: bool,
 ) -> None:
@@ -60,8 +66,16 @@ def download(
         llm mlx-streaming download
         llm mlx-streaming doctor REPO     what it would need and how fast it would be, before
     """
+    if drop and (restore or not pack):
+        raise click.UsageError("--drop goes with --pack, and not with --restore.")
+    if drop and not yes:
+        what = "other programs that use this model from there would compute with zeros"
+        click.echo(
+            f"Its experts will stay in packed form only: the files in the cache lose them, {what}.", err=True
+        )
+        click.confirm("Drop them once the pack is verified?", abort=True, err=True)
     _refuse_taken(repo, (*aliases, *([name] if name else ())))
-    facts = _fetch(repo, revision, no_verify, pack, json_)
+    facts = _fetch(repo, revision, no_verify, pack, restore, json_)
     base = facts.pop("base")
     known = _register(facts, repo, name, aliases, make_default, json_)
     if not json_:
@@ -70,6 +84,8 @@ def download(
         facts["mtp"] = _mtp(Path(facts["path"]), mtp_from, base or ORIGINALS.get(repo), json_)
     if pack:
         facts["packed"] = _pack(facts["name"], json_)
+    if drop:
+        facts["freed"] = _drop(Path(facts["path"]), Path(facts["packed"]), json_)
     if json_:
         click.echo(json.dumps(facts | {"default": known.default == facts["name"]}, indent=2))
     elif known.default == facts["name"]:
@@ -86,7 +102,9 @@ def _refuse_taken(repo: str, names: tuple[str, ...]) -> None:
             raise click.ClickException(f"The name {name!r} is already taken by {found.path}; choose another.")
 
 
-def _fetch(repo: str, revision: str, no_verify: bool, pack: bool, quiet: bool) -> dict[str, Any]:
+def _fetch(
+    repo: str, revision: str, no_verify: bool, pack: bool, restore: bool, quiet: bool
+) -> dict[str, Any]:
     from mlx_streaming.checkpoint.download import download as run
     from mlx_streaming.checkpoint.download import require_space
     from mlx_streaming.checkpoint.hub import check_streamable
@@ -96,12 +114,20 @@ def _fetch(repo: str, revision: str, no_verify: bool, pack: bool, quiet: bool) -
     if hub is not None:
         require_space(hub)
         spec = check_streamable(hub)
-        extra = spec.expert_bytes if pack else 0
+        extra = spec.expert_bytes if pack and not _is_packed(repo, hub.commit) else 0
         size = sum(f.size for f in hub.checkpoint_files())
         if not quiet:
             click.echo(f"{repo}: {_gb(size)}, of which {_gb(spec.trunk_bytes)} must fit in memory", err=True)
     with _bars(quiet) as on_progress:
-        done = run(repo, revision, hub=hub, on_progress=on_progress, verify=not no_verify, extra_space=extra)
+        done = run(
+            repo,
+            revision,
+            hub=hub,
+            on_progress=on_progress,
+            verify=not no_verify,
+            restore=restore,
+            extra_space=extra,
+        )
     if done.note:
         click.echo(done.note, err=True)
     return {
@@ -113,6 +139,11 @@ def _fetch(repo: str, revision: str, no_verify: bool, pack: bool, quiet: bool) -
         "verified": done.verified,
         "base": hub.base if hub else None,
     }
+
+
+def _is_packed(repo: str, commit: str) -> bool:
+    known = registry.read().checkpoints
+    return any(c.hub == repo and c.path.name == commit and "packed" in c.settings for c in known)
 
 
 def _describe(repo: str, revision: str) -> HubRepo | None:
@@ -219,6 +250,17 @@ def _pack(name: str, quiet: bool) -> str:
     if not quiet:
         click.echo(f"Packed {done.layers} layers ({_gb(done.nbytes)}) in {out}")
     return str(out)
+
+
+def _drop(path: Path, packed: Path, quiet: bool) -> int:
+    """Free the disk space of the experts that are packed now; bytes freed."""
+    from .pack import drop, dropped_line
+
+    with _bars(quiet) as on_progress:
+        done = drop(path, packed, lambda now, total: on_progress("drop", now, total))
+    if not quiet:
+        click.echo(dropped_line(done, path))
+    return done.freed
 
 
 @contextmanager
