@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 
@@ -168,10 +169,18 @@ def test_commands_over_the_registry(run_llm, demo_path, tmp_path):
     assert "MLX streaming: copy (aliases: c, c2)" in listed
     assert "from demo" in run_llm("mlx-streaming", "default", "demo").stdout
     assert "* demo" in run_llm("mlx-streaming", "models").stdout
+    packed = tmp_path / "packed"
+    run_llm("mlx-streaming", "pack", copy, packed)
+    run_llm("mlx-streaming", "add", copy, "--set", f"packed={os.path.relpath(packed)}")
+    again = json.loads(run_llm("mlx-streaming", "models", "--json").stdout)[0]
+    assert again["settings"]["packed"] == str(packed) and again["settings"]["slots"] == 9
     refused = run_llm("mlx-streaming", "remove", "copy", "--delete-files", input="n\n", check=False)
     assert refused.returncode == 1 and copy.exists()
     assert "files stay" in run_llm("mlx-streaming", "remove", "c").stdout
     assert copy.exists()
+    run_llm("mlx-streaming", "add", copy)
+    copy.rename(tmp_path / "elsewhere")
+    assert "Removed copy" in run_llm("mlx-streaming", "remove", "copy", "--delete-files", "-y").stdout
 
 
 @pytest.mark.parametrize(
@@ -180,6 +189,7 @@ def test_commands_over_the_registry(run_llm, demo_path, tmp_path):
         (["add", "nowhere"], "not a directory"),
         (["add", "some-org/some-model"], "mlx-streaming download some-org/some-model"),
         (["add", ".", "--set", "slots"], "KEY=VALUE"),
+        (["add", ".", "--set", "packed=nowhere"], "nowhere is not a finished pack"),
         (["default", "nowhere"], "known are demo"),
         (["remove", "nowhere"], "known are demo"),
     ],

@@ -109,10 +109,7 @@ def remove(name: str, delete_files: bool, yes: bool) -> None:
         click.confirm(f"Delete {found.path} ({size}) for good?", abort=True)
     found = registry.remove(name)
     if delete_files:
-        from mlx_streaming.checkpoint.hub_cache import delete_snapshot
-
-        if delete_snapshot(found.path) is None:
-            shutil.rmtree(found.path)
+        _delete(found.path)
         click.echo(f"Removed {found.name} and deleted {found.path}")
     else:
         click.echo(f"Removed {found.name}; its files stay in {found.path}")
@@ -127,6 +124,20 @@ def default(name: str) -> None:
     """
     found = registry.set_default(name)
     click.echo(f"{registry.DEFAULT_MODEL} now answers from {found.name}")
+
+
+def _delete(path: Path) -> None:
+    """Delete the checkpoint in `path`, from the hub cache if it lies there; one that is gone is no error."""
+    from mlx_streaming.checkpoint.hub_cache import delete_snapshot
+
+    try:
+        if path.exists() and delete_snapshot(path) is None:
+            shutil.rmtree(path)
+    except OSError as error:
+        raise click.ClickException(
+            f"It is forgotten, but {error.filename or path} cannot be deleted ({error.strerror}); "
+            f"delete {path} yourself."
+        ) from error
 
 
 def _offer_cached(yes: bool) -> None:
@@ -182,7 +193,8 @@ def _check(directory: Path) -> None:
 
 
 def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """EngineConfig fields from KEY=VALUE strings, checked and converted."""
+    """EngineConfig fields from KEY=VALUE strings, checked and converted; a pack's path is made absolute."""
+    from mlx_streaming.checkpoint.packed import Manifest
     from mlx_streaming.config import EngineConfig
 
     values = {}
@@ -191,6 +203,9 @@ def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not equals:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--set")
         values[key.strip()] = value.strip()
+    if values.get("packed"):
+        values["packed"] = str(Path(values["packed"]).expanduser().resolve())
+        Manifest.read(values["packed"])
     config = EngineConfig().updated(values)
     return {key: getattr(config, key) for key in values}
 
