@@ -56,7 +56,7 @@ def hub_llm(run_llm, served):
 
 
 def expected_files(demo_path: Path) -> list[Path]:
-    return [p for p in demo_path.iterdir() if p.name != MTP]
+    return [p for p in demo_path.iterdir() if p.name not in (MTP, "MODEL_CARD.md")]
 
 
 def assert_same_files(path: Path, demo_path: Path) -> None:
