@@ -27,9 +27,7 @@ class Options(llm.Options):
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="Drop tokens less likely than this share of the likeliest"
     )
-    seed: int | None = Field(
-        default=None, ge=0, le=2**63 - 1, description="Same seed, same answer"
-    )
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1, description="Same seed, same answer")
     stop: list[str] | str | None = Field(
         default=None,
         description='Text that ends the answer: one string, or a JSON list such as ["END", "\\n\\n"]',
