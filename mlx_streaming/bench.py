@@ -14,6 +14,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .checkpoint.drop import dropped_to
+from .checkpoint.index import TensorIndex
+from .checkpoint.spec import ModelSpec
 from .config import EngineConfig
 from .engine import Engine, load_engine
 from .errors import EngineError
@@ -82,6 +85,8 @@ def bench(
     """
     if options.tokens < 2:
         raise EngineError("bench needs --tokens 2 or more.")
+    if options.baseline:
+        _require_own_experts(path)
     total = 2 + options.repeats * (2 if options.baseline else 1) + 2 * options.baseline
     step = 0
 
@@ -181,6 +186,15 @@ def _run(runner: Runner, chunk: int, prompt: list[int], count: int) -> Run:
     end = time.perf_counter()
     steps.close()
     return Run(first - start, end - first, tuple(tokens), len(prompt))
+
+
+def _require_own_experts(path: Path) -> None:
+    index = TensorIndex.open(path)
+    if dropped_to(ModelSpec.read(path, index), index):
+        raise EngineError(
+            f"The experts of {path} were dropped after packing, so stock mlx-lm cannot run it; leave out"
+            " --baseline."
+        )
 
 
 def _load_stock(path: Path) -> Runner:

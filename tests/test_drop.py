@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hub_server import Hub, Repo
 
+from mlx_streaming.bench import Options, bench
 from mlx_streaming.checkpoint import drop as drops
 from mlx_streaming.checkpoint import holes
 from mlx_streaming.checkpoint.download import download, sha256
@@ -22,7 +23,7 @@ from mlx_streaming.checkpoint.pack import pack
 from mlx_streaming.checkpoint.spec import ModelSpec, layer_tensors
 from mlx_streaming.config import EngineConfig
 from mlx_streaming.engine import open_source
-from mlx_streaming.errors import CheckpointError
+from mlx_streaming.errors import CheckpointError, EngineError
 from mlx_streaming.experts.memory import ExpertMemory
 
 
@@ -123,6 +124,12 @@ def test_reading_in_place_is_refused_and_so_is_packing(dropped, tmp_path):
     shutil.rmtree(packed)
     with pytest.raises(CheckpointError, match="their pack .* is gone"):
         open_source(spec, index, EngineConfig())
+
+
+def test_stock_is_not_benchmarked_without_experts(dropped):
+    path, packed = dropped
+    with pytest.raises(EngineError, match="stock mlx-lm cannot run it; leave out --baseline"):
+        bench(path, EngineConfig(packed=str(packed)), Options(baseline=True))
 
 
 def test_a_copy_without_holes_is_refused_too(dropped, tmp_path):
