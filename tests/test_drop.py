@@ -126,6 +126,31 @@ def test_reading_in_place_is_refused_and_so_is_packing(dropped, tmp_path):
         open_source(spec, index, EngineConfig())
 
 
+def test_who_reads_in_place_meanwhile_is_stopped(copied, tmp_path):
+    path, packed = copied
+    if not punchable(path):
+        return
+    spec, index = described(path)
+    model = build_model(spec)
+    slots = {n: e.top_k for n, e in spec.experts.items()}
+    source = open_source(spec, index, EngineConfig())
+    memory = ExpertMemory.install(model, spec, source, EngineConfig(), slots)
+    load_trunk(model)
+    mx.eval(model(mx.array([[1]])))
+
+    def drop_early(done, total):
+        if dropped_to(spec, index) is None:
+            drop(path, packed)
+
+    with pytest.raises(CheckpointError, match="dropped after packing"):
+        pack(path, tmp_path / "second", on_progress=drop_early)
+    partial = tmp_path / "second.partial"
+    assert partial.is_dir() and not list(partial.glob("layer-*.json")), "no layer with holes may be kept"
+    with pytest.raises(CheckpointError):
+        mx.eval(model(mx.array([list(range(2, 40))])))
+    memory.close()
+
+
 def test_stock_is_not_benchmarked_without_experts(dropped):
     path, packed = dropped
     with pytest.raises(EngineError, match="stock mlx-lm cannot run it; leave out --baseline"):

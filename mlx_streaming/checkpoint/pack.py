@@ -95,6 +95,7 @@ def _write_layer(
                 _write_all(file.fileno(), record)
                 report((expert + 1) * plan.record_bytes, plan.file_bytes)
             os.fsync(file.fileno())
+        require_experts(spec, index)  # they may have been dropped while they were copied
         os.replace(partial, final)
         written = replace(plan, checksums=tuple(checksums))
         write_json(_note(directory, plan.layer), {"source": source, "layer": written.to_json()})
