@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -274,6 +275,19 @@ def test_missing_and_broken_tokenizers_are_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"type": "nonsense"}}))
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_more_text_than_the_model_takes_is_counted_without_a_warning(demo_path):
+    heard = []
+    handler = logging.Handler()
+    handler.emit = heard.append
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        tokenizer = load_tokenizer(demo_path)
+        assert len(tokenizer.encode("word " * 5000)) > tokenizer.model_max_length
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert not heard
 
 
 def test_all_end_of_turn_ids_are_known(templates):

@@ -41,6 +41,9 @@ def load_tokenizer(path: Path) -> TokenizerWrapper:
             f"{path} has no chat template; add the chat_template.jinja of the original model "
             "or use an instruction-tuned checkpoint."
         )
+    # What is too long is refused by token count, in our words; transformers would warn on stderr besides.
+    noted = getattr(tokenizer._tokenizer, "deprecation_warnings", {})
+    noted["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
