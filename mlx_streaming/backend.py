@@ -27,6 +27,14 @@ class ChatBackend(Protocol):
 
     def generate(self, request: Request, on_event: Callable[[Event], None] | None = None) -> GenResult:
         """Run a turn to its end, handing each event to `on_event`. Raises EngineError."""
+        stream = self.stream(request)
+        while True:
+            try:
+                event = next(stream)
+            except StopIteration as end:
+                return end.value
+            if on_event is not None:
+                on_event(event)
 
     def settle(self) -> None:
         """Finish the work that was put off until the answer was on the screen."""
@@ -56,7 +64,7 @@ def open_backend(path: Path, config: EngineConfig) -> ChatBackend:
     return MLXBackend(path, config)
 
 
-class FakeBackend:
+class FakeBackend(ChatBackend):
     """Answers from `script`, a dict (all keys optional):
 
     turns: one dict for each assistant turn of a conversation, chosen by how many came before; each may have
@@ -108,16 +116,6 @@ class FakeBackend:
         if request.schema is not None and not result.tool_calls:
             result.schema_valid = _is_json(result.text)
         return result
-
-    def generate(self, request: Request, on_event: Callable[[Event], None] | None = None) -> GenResult:
-        stream = self.stream(request)
-        while True:
-            try:
-                event = next(stream)
-            except StopIteration as end:
-                return end.value
-            if on_event is not None:
-                on_event(event)
 
     def settle(self) -> None:
         """Nothing was put off."""

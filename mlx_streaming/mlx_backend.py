@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from .backend import ChatBackend
 from .config import EngineConfig
 from .engine import Engine, load_engine
 from .measurements import measurement, record_measurement
@@ -12,7 +13,7 @@ from .request import Event, GenResult, Request, Status
 from .turn import Turn
 
 
-class MLXBackend:
+class MLXBackend(ChatBackend):
     """Runs one checkpoint. All calls must come from one thread (MLX streams belong to threads)."""
 
     def __init__(self, path: str | Path, config: EngineConfig | None = None):
@@ -52,21 +53,6 @@ class MLXBackend:
         result.load_s, self._load_s = self._load_s, 0.0
         self._last = result
         return result
-
-    def generate(self, request: Request, on_event: Callable[[Event], None] | None = None) -> GenResult:
-        """Run a turn to its end, handing each event to `on_event`.
-
-        Raises:
-            EngineError: as `stream`.
-        """
-        stream = self.stream(request)
-        while True:
-            try:
-                event = next(stream)
-            except StopIteration as end:
-                return end.value
-            if on_event is not None:
-                on_event(event)
 
     def settle(self) -> None:
         """Finish the work that was put off until the answer was on the screen (snapshots, usage,
