@@ -98,9 +98,11 @@ class Turn:
         """The most tokens that this answer may have."""
         context = self.engine.context
         if prompt_tokens >= context:
+            longest = self.engine.spec.max_context
+            more = f", or make room with -o context {longest}" if context < longest else ""
             raise CapacityError(
                 f"The conversation has {prompt_tokens} tokens but the context holds {context};"
-                " start a new conversation, shorten the prompt, or load with a larger context."
+                f" start a new conversation or shorten the prompt{more}."
             )
         return min(self.request.max_tokens or context, context - prompt_tokens)
 

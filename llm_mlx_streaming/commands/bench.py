@@ -20,15 +20,19 @@ def register(group: click.Group) -> None:
 @click.option("--slots", type=click.IntRange(1), help="Expert slots of every layer (default: what fits)")
 @click.option("--memory", help="Memory the process may use, such as 24GB")
 @click.option("--packed", type=click.Path(exists=True, file_okay=False), help="Packed experts to read from")
-@click.option("--prompt-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per prompt"
+)
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per answer")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs, of which the median"
+)
 @click.option("--baseline", is_flag=True, help="Run stock mlx-lm in between, everything in memory")
 @click.option("--streamed", is_flag=True, help="Stream also layers whose experts all fit")
 @click.option("--lookahead", type=click.IntRange(0, 3), help="Layers to look ahead")
 @click.option("--policy", help="Eviction policy: lru, lfu, lfuda or clock")
 @click.option("--readers", type=click.IntRange(1), help="Reads in flight")
-@click.option("--routing", default="model", show_default=True, metavar="CHOICE")
+@click.option("--routing", default="model", show_default=True, metavar="CHOICE", help="Who chooses experts")
 @click.option("--record", type=click.Path(dir_okay=False), help="Save the routers' choices to this file")
 @click.option("--simulate", type=click.Path(exists=True, dir_okay=False), help="Compare policies on a trace")
 @click.option("--sweep", is_flag=True, help="Walk slot counts; prints a row for each")
@@ -50,7 +54,9 @@ def bench(
     json_: bool,
     **asked: Any,
 ) -> None:
-    """Measure a checkpoint: speed, hit rate, bytes, memory; with --baseline beside stock mlx-lm
+    """Measure speed, hit rate and memory
+
+    With --baseline stock mlx-lm runs in between on the same checkpoint.
 
     CHOICE replaces what the routers choose: model, uniform, zipf:SKEW,STICKINESS or trace:FILE.
     """

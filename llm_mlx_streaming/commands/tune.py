@@ -36,7 +36,9 @@ def tune(
     dry_run: bool,
     json_: bool,
 ) -> None:
-    """Measure for about a minute and keep the settings that win by more than the noise
+    """Find and keep the fastest settings
+
+    Measures for about a minute and keeps what wins by more than the noise.
 
     The settings are written to the registry; see them with `llm mlx-streaming models`.
     """

@@ -20,7 +20,7 @@ def register(group: click.Group) -> None:
 @click.option("--clear", is_flag=True, help="Forget the counts of this checkpoint")
 @click.option("json_", "--json", is_flag=True, help="Output as JSON")
 def usage(model: str | None, plot: str | None, clear: bool, json_: bool) -> None:
-    """Show how past runs used the experts, and what share of the routing a pool would catch
+    """Show how past runs used the experts
 
     Counts are kept for streamed layers only: a resident layer never tells the host what it chose.
     """
