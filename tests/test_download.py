@@ -132,7 +132,8 @@ def test_a_wrong_checksum_is_refused_and_leaves_nothing_behind(served, demo_path
         download("org/tiny")
     digest = sha256(demo_path / SHARD)
     assert not (repo_folder("org/tiny") / "blobs" / digest).exists()
-    assert not partials(repo_folder("org/tiny"))
+    # Other shards, under way at the same time, keep their parts for the next run.
+    assert not [part for part in partials(repo_folder("org/tiny")) if part.name.startswith(digest)]
     served.repo.corrupt.clear()
     assert_same_files(download("org/tiny").path, demo_path)
 
