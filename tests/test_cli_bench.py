@@ -48,6 +48,12 @@ def test_bench_reads_and_prefill_tables(run_llm):
     assert 0 < short["times_all"] <= long["times_all"] <= 1, "each expert is read once at most per chunk"
 
 
+def test_restoring_a_snapshot_is_measured(run_llm):
+    found = json.loads(run_llm("mlx-streaming", "bench", "--restore", 64, "--json").stdout)
+    assert found["tokens"] == 64 and found["stored_bytes"] >= found["arithmetic_bytes"] > 0
+    assert "restore s" in run_llm("mlx-streaming", "bench", "--restore", 64).stdout
+
+
 def test_usage_is_kept_shown_and_forgotten(run_llm):
     refused = run_llm("mlx-streaming", "usage", "-m", "demo", check=False)
     assert refused.returncode == 1 and "No usage of demo yet" in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def bench(
     if restore:
         from mlx_streaming.state.bench import bench_restore
 
-        _show(bench_restore(restore), json_)
+        _show(asdict(bench_restore(restore)), json_)
         return
     from mlx_streaming.config import EngineConfig
 
