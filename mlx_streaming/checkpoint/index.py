@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -111,7 +112,14 @@ class TensorIndex:
         return cls(path=path, tensors=tensors, files=files)
 
     def digest(self) -> str:
-        """Identity of the weights: sha256 (hex) over names, types, shapes, places, file sizes and ends."""
+        """Identity of the weights: sha256 (hex) over names, types, shapes, places, file sizes and ends.
+
+        Computed at the first call; open the index again to see whether the files have changed since.
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         hasher = hashlib.sha256()
         for info in sorted(self.tensors.values(), key=lambda t: t.name):
             hasher.update(f"{info.name}|{info.dtype}|{info.shape}|{info.file.name}|{info.offset}\n".encode())

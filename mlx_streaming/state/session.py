@@ -32,7 +32,7 @@ class Start:
 class Session:
     """Turns of one model over one store (None: no reuse at all).
 
-    restore_s: seconds the last `begin` took. snapshot_s, snapshot_bytes: spent and filed since then.
+    restore_s: seconds the last `begin` took. snapshot_bytes: filed since then.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class Session:
         self.make_cache = make_cache or (lambda: make_prompt_cache(model))
         self.disk = True
         self.restore_s = 0.0
-        self.snapshot_s = 0.0
         self.snapshot_bytes = 0
         self.unsupported = ""  # why this model has no snapshots
         self.misplaced = 0  # snapshots refused because the cache did not stand at the end of the ids
@@ -50,7 +49,7 @@ class Session:
 
     def fresh(self) -> Start:
         """An empty state, whatever is stored."""
-        self.restore_s, self.snapshot_s, self.snapshot_bytes = 0.0, 0.0, 0
+        self.restore_s, self.snapshot_bytes = 0.0, 0
         return Start(self.make_cache())
 
     def begin(self, ids: Sequence[int], disk: bool = True) -> Start:
@@ -89,7 +88,6 @@ class Session:
         """
         if self.store is None or self.unsupported:
             return 0
-        start = time.perf_counter()
         try:
             size = self.store.put(ids, cache, kind, extra=extra, hot=hot, disk=self.disk)
         except WrongPosition:
@@ -101,7 +99,6 @@ class Session:
         except (MemoryError, RuntimeError):  # the copy did not fit; MLX raises RuntimeError
             self.no_room += 1
             return 0
-        self.snapshot_s += time.perf_counter() - start
         self.snapshot_bytes += size
         return size
 
