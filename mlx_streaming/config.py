@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,23 @@ from .errors import EngineError
 PREFIX = "LLM_MLX_STREAMING_"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_LEAST_BARE = 10**6  # a smaller number was meant in another unit; 0 switches something off
 
 
 def parse_size(text: str | int) -> int:
     """Bytes from "24GB", "1.5 GiB", "512M" or a plain number.
 
     Raises:
-        EngineError: the text is not a size.
+        EngineError: the text is not a size, or so few bytes that its unit must have been forgotten.
     """
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(text), re.IGNORECASE)
     if not match:
         raise EngineError(f"{text!r} is not a size; write it like 24GB, 1.5GiB or 800M.")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if not match[2] and 0 < size < _LEAST_BARE:
+        unit = "GB" if size < 1000 else "MB"
+        raise EngineError(f"{match[1]} bytes cannot be meant; write the unit, such as {match[1]}{unit}.")
+    return size
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class EngineConfig:
         """Defaults, then a checkpoint's `settings`, then the environment, then `overrides` that are not None.
 
         Raises:
-            EngineError: a value does not fit its field; the message names the variable.
+            EngineError: a value does not fit, or there is no such setting; the message names the variable.
         """
         return cls().updated(settings or {}).updated(_environment(), label=PREFIX).updated(overrides)
 
@@ -109,9 +113,13 @@ class EngineConfig:
         for name, value in values.items():
             if value is None:
                 continue
+            shown = _shown(name, label)
             if name not in known:
-                raise EngineError(f"Unknown setting {name!r}; known settings are {', '.join(known)}.")
-            shown = f"{label}{name.upper()}" if label else name
+                near = get_close_matches(name, known, 1)
+                hint = (
+                    f"did you mean {_shown(near[0], label)}?" if near else f"use one of {', '.join(known)}."
+                )
+                raise EngineError(f"There is no setting {shown}; {hint}")
             changes[name] = _convert(shown, str(known[name].type), value)
         config = replace(self, **changes)
         config._check()
@@ -152,13 +160,14 @@ _KINDS = {
 
 
 def _environment() -> dict[str, str]:
-    names = {f.name for f in fields(EngineConfig)}
-    found = {}
-    for key, value in os.environ.items():
-        name = key.removeprefix(PREFIX).lower()
-        if key.startswith(PREFIX) and name in names and value != "":
-            found[name] = value
-    return found
+    """Every variable with the prefix that is not empty, misspelt ones too: `updated` names them."""
+    found = {key: value for key, value in os.environ.items() if key.startswith(PREFIX) and value != ""}
+    return {key.removeprefix(PREFIX).lower(): value for key, value in found.items()}
+
+
+def _shown(name: str, label: str) -> str:
+    """The setting `name` as the user wrote it: a variable where there is a `label`."""
+    return f"{label}{name.upper()}" if label else name
 
 
 def _convert(shown: str, kind: str, value: Any) -> Any:

@@ -144,6 +144,8 @@ def test_an_answer_that_misses_the_schema_says_so(ask, logs, tmp_path):
         (("temperature", "-1"), "greater than or equal to 0"),
         (("stop", "[1]"), "not empty"),
         (("memory", "lots"), "24GB"),
+        (("memory", "20"), "20GB"),
+        (("memory", 20), "20GB"),
         (("mtp", "9"), "'auto'"),
         (("slots", "0"), "greater than or equal to 1"),
     ],

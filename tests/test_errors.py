@@ -134,6 +134,21 @@ def test_a_setting_that_makes_no_sense(registered, run_llm):
     assert_one_sentence(done, "LLM_MLX_STREAMING_SLOTS must be a number, not 'many'")
 
 
+def test_a_misspelt_variable_stops_the_plugins_models_and_nothing_else(registered, run_llm):
+    env = {"LLM_MLX_STREAMING_MEMROY": "2GB"}
+    for args in (["-m", "copy", "hello"], ["mlx-streaming", "plan"]):
+        done = run_llm(*args, env=env, check=False)
+        assert_one_sentence(done, "LLM_MLX_STREAMING_MEMROY; did you mean LLM_MLX_STREAMING_MEMORY?")
+    for args in (["models"], ["logs", "path"], ["plugins"], ["mlx-streaming", "models"]):
+        assert run_llm(*args, env=env).stderr == ""
+
+
+@pytest.mark.parametrize("command", ["plan", "bench", "tune"])
+def test_memory_without_its_unit(command, run_llm):
+    done = run_llm("mlx-streaming", command, "-m", "demo", "--memory", 20, check=False)
+    assert_one_sentence(done, "memory: 20 bytes cannot be meant; write the unit, such as 20GB.")
+
+
 def _obey_permissions() -> None:
     """Make root obey permission bits: drop CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH from what exec gives."""
     for capability in (1, 2):
