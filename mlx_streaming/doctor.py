@@ -149,7 +149,7 @@ def _model(report: Report, subject: Subject) -> tuple[ModelSpec, TensorIndex] | 
 
     try:
         index = TensorIndex.open(subject.path)
-        spec = ModelSpec.read(subject.path, index)
+        spec = ModelSpec.read(subject.path, index, subject.name)
     except CheckpointError as error:
         report.problems.append(Problem(str(error), subject.get, True))
         return None
@@ -213,10 +213,10 @@ def _plan(
 ) -> Mapping[int, int] | None:
     """Add the plan; returns the sizes of packed experts, if there are any."""
     from .checkpoint.packed import Manifest
-    from .experts.plan import plan_checkpoint
+    from .experts.plan import plan_here
 
     try:
-        report.plan = plan_checkpoint(spec, config)
+        report.plan = plan_here(spec, config)
         packed = Manifest.read(config.packed).layers if config.packed else {}
         return {n: layer.expert_bytes for n, layer in packed.items()} or None
     except EngineError as error:

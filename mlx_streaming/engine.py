@@ -22,7 +22,7 @@ from .checkpoint.spec import ModelSpec
 from .checkpoint.tokenizer import load_tokenizer
 from .config import EngineConfig
 from .experts.memory import ExpertMemory
-from .experts.plan import Plan, apply_limits, plan_checkpoint
+from .experts.plan import Plan, apply_limits, plan_here
 from .experts.profile import by_usage, from_file
 from .experts.source import ExpertSource, InPlaceSource
 from .experts.usage import add_usage, hottest, load_usage
@@ -122,7 +122,7 @@ def load_engine(
     identity = _identity(index, source)
     usage_path = config.usage_path(identity)
     usage = load_usage(usage_path) if usage_path else {}
-    plan = plan_checkpoint(spec, config)
+    plan = plan_here(spec, config)
     apply_limits(plan)
     model = build_model(spec)
     slots = shape_slots(plan, spec, usage, config)

@@ -36,6 +36,11 @@ class Machine:
         """The smaller of the two limits, bytes."""
         return min(self.total_memory, self.working_set or self.total_memory)
 
+    @property
+    def most(self) -> int:
+        """The larger of the two limits, bytes: an accelerator may have memory of its own."""
+        return max(self.total_memory, self.working_set or 0)
+
 
 def _total_memory() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,7 +12,7 @@ from .bench import Options, bench
 from .checkpoint.spec import ModelSpec
 from .config import EngineConfig
 from .errors import EngineError
-from .experts.plan import Plan, plan_checkpoint
+from .experts.plan import Plan, plan_here
 
 # A setting must be faster by more than the spread of the runs, and by at least this.
 LEAST_GAIN = 0.03
@@ -48,7 +48,7 @@ def tune(
         EngineError: every expert fits in memory, so there is nothing to tune, or loading failed.
     """
     spec = ModelSpec.read(path)
-    plan = plan_checkpoint(spec, config)
+    plan = plan_here(spec, config)
     if len(plan.resident) == len(plan.slots):
         raise EngineError(
             "Every expert of this checkpoint fits in memory, so nothing is streamed and nothing needs tuning;"

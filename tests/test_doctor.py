@@ -212,6 +212,11 @@ def test_too_little_memory_names_what_would_do(demo_path):
     assert "needs at least" in report.problems[0].what and "set memory to" in report.problems[0].what
 
 
+def test_more_memory_than_there_is_cannot_run(demo_path):
+    (problem,) = examine(local(demo_path), EngineConfig(memory=10**13)).problems
+    assert problem.fatal and "memory is set to 10000GB, but this machine has" in problem.what
+
+
 def test_a_slow_disk_is_noted_only_where_experts_stream(demo_path, monkeypatch):
     slow = replace(DISK, disk=2e8)
     monkeypatch.setattr("mlx_streaming.doctor.probe_disk", lambda files, block: slow)

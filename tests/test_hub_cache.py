@@ -52,7 +52,7 @@ def test_only_models_that_can_stream_are_found(cache, demo_path):
     assert list(found) == ["org/good", "org/partial"]
     assert (found["org/good"].path, found["org/good"].problem) == (good, None)
     assert found["org/good"].size > 20_000_000
-    assert (ModelSpec.read(good).name, ModelSpec.read(demo_path).name) == ("org/good", "checkpoint")
+    assert (ModelSpec.read(good).name, ModelSpec.read(demo_path).name) == ("org/good", "demo")
     assert "model-00002-of-00003.safetensors" in found["org/partial"].problem
 
 

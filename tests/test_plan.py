@@ -264,4 +264,25 @@ def test_command_line(run_llm):
     assert "16 of 64 in 8 layers" in shown and "1000 tokens" in shown
     refused = run_llm("mlx-streaming", "plan", "-m", "demo", "--memory", "50MB", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("Error: ") and "set memory to" in refused.stderr
+    assert refused.stderr.startswith("Error: demo with a context") and "set memory to" in refused.stderr
+
+
+def test_a_plan_is_called_by_the_registered_name(run_llm, demo_path):
+    run_llm("mlx-streaming", "add", demo_path, "--name", "mine")
+    assert run_llm("mlx-streaming", "plan", "-m", "mine").stdout.startswith("mine: ")
+    refused = run_llm("mlx-streaming", "plan", "-m", "mine", "--memory", "50MB", check=False)
+    assert refused.stderr.startswith("Error: mine with a context")
+
+
+def test_a_larger_machine_can_be_planned_for_but_not_loaded_on(run_llm):
+    here = Machine.detect().total_memory
+    asked = ("-m", "demo", "--memory", "10TB", "--slots", 16)
+    shown = run_llm("mlx-streaming", "plan", *asked).stdout
+    assert shown.startswith(f"demo: 10000.00 GB planned; this machine has {here / 1e9:.2f} GB\n")
+    made = json.loads(run_llm("mlx-streaming", "plan", *asked, "--json").stdout)
+    assert made["memory"] == 10**13 and made["machine_memory"] == here
+    prompt = ("-m", "qwen3-next-stream-demo", "hello", "-o", "memory", "10TB")
+    for command in (prompt, ("mlx-streaming", "bench", *asked), ("mlx-streaming", "tune", *asked)):
+        refused = run_llm(*command, check=False)
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+        assert f"memory is set to 10000GB, but this machine has {here / 1e9:.2f} GB" in refused.stderr

@@ -28,7 +28,8 @@ def plan(model: str | None, memory: str | None, context: int | None, slots: int 
     """Show how the memory would be divided
 
     Among weights, conversation, workspace and expert slots. Nothing is loaded. What cannot
-    fit is refused, with the memory or the context that would work.
+    fit is refused, with the memory or the context that would work. More --memory than this machine
+    has plans for a larger one.
     """
     from mlx_streaming.checkpoint.index import TensorIndex
     from mlx_streaming.checkpoint.spec import ModelSpec
@@ -39,7 +40,7 @@ def plan(model: str | None, memory: str | None, context: int | None, slots: int 
     asked = {"memory": memory, "context": context, "slots": slots}
     config = EngineConfig.from_env(checkpoint.settings, **asked)
     index = TensorIndex.open(checkpoint.path)
-    made = plan_checkpoint(ModelSpec.read(checkpoint.path, index), config)
+    made = plan_checkpoint(ModelSpec.read(checkpoint.path, index, checkpoint.name), config)
     if json_:
         click.echo(json.dumps({"checkpoint": checkpoint.name} | made.to_json(), indent=2))
         return
@@ -61,7 +62,10 @@ def _table(name: str, made: Plan) -> Iterator[str]:
         ("predicted peak", made.peak_bytes),
         ("left for page cache and other programs", made.page_cache_bytes),
     )
-    yield f"{name}: {_size(made.memory)} of {_size(made.machine_memory)} planned"
+    if made.memory > made.machine_memory:
+        yield f"{name}: {_size(made.memory)} planned; this machine has {_size(made.machine_memory)}"
+    else:
+        yield f"{name}: {_size(made.memory)} of {_size(made.machine_memory)} planned"
     for label, size in rows:
         if size:
             yield f"  {label:<42} {_size(size):>9}"

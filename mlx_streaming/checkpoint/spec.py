@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..demo import checkpoint_path
 from ..errors import CheckpointError
 from . import families
 from .index import TensorIndex, TensorInfo
@@ -68,7 +69,10 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A checkpoint's facts. `experts` maps a layer number to its routed experts."""
+    """A checkpoint's facts. `experts` maps a layer number to its routed experts.
+
+    `called`: the name it was asked for by ("": none).
+    """
 
     path: Path
     config: dict[str, Any]
@@ -82,6 +86,7 @@ class ModelSpec:
     quantization: dict[str, Any]
     generation_config: dict[str, Any]
     eos_ids: tuple[int, ...]
+    called: str = ""
 
     @property
     def expert_bytes(self) -> int:
@@ -90,15 +95,17 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """What to call it: its directory, or the repository where that is a snapshot of the hub cache."""
+        """What to call it: as it was asked for, else its directory or, in the hub cache, its repository."""
+        if self.called or self.path == checkpoint_path():
+            return self.called or "demo"
         folder = self.path.parent.parent.name
         if self.path.parent.name == "snapshots" and folder.startswith("models--"):
             return folder.removeprefix("models--").replace("--", "/")
         return self.path.name
 
     @classmethod
-    def read(cls, path: str | Path, index: TensorIndex | None = None) -> ModelSpec:
-        """Describe the checkpoint in directory `path`.
+    def read(cls, path: str | Path, index: TensorIndex | None = None, called: str = "") -> ModelSpec:
+        """Describe the checkpoint in directory `path`, that messages call `called` ("": see `name`).
 
         Raises:
             CheckpointError: missing or malformed config, or no routed experts to stream.
@@ -129,6 +136,7 @@ class ModelSpec:
             quantization=config.get("quantization") or {},
             generation_config=generation,
             eos_ids=_eos_ids(config, text, generation),
+            called=called,
         )
 
 

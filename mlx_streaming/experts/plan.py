@@ -190,7 +190,8 @@ def plan(
 def plan_checkpoint(spec: ModelSpec, config: EngineConfig) -> Plan:
     """`plan` on this machine, with the sizes of `config.packed` and of the MTP head that would be used.
 
-    Imports MLX; nothing is evaluated.
+    `config.memory` beyond the machine's plans for a larger one; see `plan_here`. Imports MLX; nothing is
+    evaluated.
 
     Raises:
         CheckpointError: mlx-lm does not know the model type, or there is no sound pack.
@@ -207,6 +208,22 @@ def plan_checkpoint(spec: ModelSpec, config: EngineConfig) -> Plan:
         expert_bytes={n: layer.expert_bytes for n, layer in packed.items()},
         mtp_bytes=_head_bytes(spec, config, shape, context),
     )
+
+
+def plan_here(spec: ModelSpec, config: EngineConfig) -> Plan:
+    """`plan_checkpoint` for a model that is about to be loaded.
+
+    Raises:
+        CheckpointError: as `plan_checkpoint`.
+        CapacityError: it cannot fit, or `config.memory` is more than this machine has.
+    """
+    most = Machine.detect(device=True).most
+    if config.memory and config.memory > most:
+        raise CapacityError(
+            f"memory is set to {_shown(config.memory)}, but this machine has {most / 1e9:.2f} GB;"
+            " leave it out to have it planned, or set it to less."
+        )
+    return plan_checkpoint(spec, config)
 
 
 def apply_limits(made: Plan) -> None:
