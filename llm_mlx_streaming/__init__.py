@@ -1,8 +1,5 @@
 """The llm plugin: hook implementations. Nothing heavy is imported before a model is used."""
 
-import functools
-import sys
-
 import llm
 
 
@@ -13,7 +10,7 @@ def register_models(register):
 
     known = registry.read()
     if known.problem:
-        _warn_once(known.problem)
+        registry.tell(known.problem)
     register(StreamingModel(registry.DEFAULT_MODEL), AsyncStreamingModel(registry.DEFAULT_MODEL))
     register(StreamingModel(registry.DEMO_MODEL), AsyncStreamingModel(registry.DEMO_MODEL))
     for checkpoint in known.checkpoints:
@@ -26,8 +23,3 @@ def register_commands(cli):
     from .commands import group
 
     cli.add_command(group)
-
-
-@functools.cache
-def _warn_once(problem: str) -> None:
-    print(problem, file=sys.stderr)

@@ -22,6 +22,7 @@ DEMO_MODEL = "qwen3-next-stream-demo"
 DEMO = "demo"
 GET_REAL_MODEL = "llm mlx-streaming download"
 LOCK_SECONDS = 10.0
+_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,13 @@ def read() -> Registry:
             problem=f"{registry_path()} cannot be read ({reason}); repair it or remove it, "
             "then register checkpoints with: llm mlx-streaming add PATH"
         )
+
+
+def tell(problem: str) -> None:
+    """Say on stderr, once in a process, why the registry cannot be read."""
+    if problem not in _told:
+        _told.add(problem)
+        print(problem, file=sys.stderr)
 
 
 def add(checkpoint: Checkpoint, make_default: bool = False) -> Registry:
@@ -162,7 +170,7 @@ def resolve(name: str | None = None) -> Checkpoint:
     registry = read()
     if name is None or name == DEFAULT_MODEL:
         if registry.problem:
-            raise CheckpointError(registry.problem)
+            raise _unreadable(registry.problem)
         if registry.default in (None, DEMO):
             return demo()
         name = registry.default
@@ -172,7 +180,7 @@ def resolve(name: str | None = None) -> Checkpoint:
         return Checkpoint(path.name, path)
     if found is None:
         if registry.problem:
-            raise CheckpointError(registry.problem)
+            raise _unreadable(registry.problem)
         _unknown(name, registry)
     if not found.path.is_dir():
         raise CheckpointError(
@@ -180,6 +188,13 @@ def resolve(name: str | None = None) -> Checkpoint:
             f"bring it back, or forget it with: llm mlx-streaming remove {found.name}"
         )
     return found
+
+
+def _unreadable(problem: str) -> CheckpointError:
+    """`problem` as an error; what follows from it where the user has been told of it already."""
+    if problem in _told:
+        return CheckpointError(f"Without the registry only the demo can answer: llm -m {DEMO_MODEL}")
+    return CheckpointError(problem)
 
 
 def _unknown(name: str, registry: Registry) -> Checkpoint:

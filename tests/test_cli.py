@@ -221,7 +221,12 @@ def test_a_damaged_registry_leaves_every_other_command_alone(run_llm, llm_env, t
     assert "qwen3-next-stream" in listed.stdout and listed.stderr.count("\n") == 1
     assert "registry.json cannot be read" in listed.stderr
     failed = run_llm("-m", "qwen3-next-stream", "x", check=False, env=script.env)
-    assert failed.returncode == 1 and "registry.json" in failed.stderr and "Traceback" not in failed.stderr
+    assert failed.returncode == 1 and failed.stderr.count("registry.json cannot be read") == 1
+    assert failed.stderr.endswith(
+        "\nError: Without the registry only the demo can answer: llm -m qwen3-next-stream-demo\n"
+    )
+    planned = run_llm("mlx-streaming", "plan", check=False)
+    assert planned.returncode == 1 and planned.stderr.count("registry.json cannot be read") == 1
     assert run_llm("-m", "qwen3-next-stream-demo", "x", env=script.env).stdout == "You said: x\n"
 
 

@@ -292,5 +292,9 @@ def test_doctor_command(run_llm, llm_env, opened, broken):
     failed = run_llm("mlx-streaming", "doctor", broken(SHARD), "--json", check=False)
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["problems"][0]["fatal"] is True
+    (home / "empty").mkdir()
+    empty = run_llm("mlx-streaming", "doctor", home / "empty", check=False)
+    assert empty.returncode == 1
+    assert re.search("\nProblem: No model.*; give .*get one with: llm mlx-streaming download\n", empty.stdout)
     unknown = run_llm("mlx-streaming", "doctor", "org/absent", check=False)
     assert unknown.returncode == 1 and "HF_HUB_OFFLINE is set" in unknown.stderr

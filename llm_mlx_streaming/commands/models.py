@@ -27,7 +27,7 @@ def models(json_: bool) -> None:
     """
     known = registry.read()
     if known.problem:
-        click.echo(known.problem, err=True)
+        registry.tell(known.problem)
     default_name = known.default or registry.DEMO
     rows = [_describe(c, default_name) for c in (*known.checkpoints, registry.demo())]
     if json_:

@@ -81,7 +81,10 @@ class TensorIndex:
         if missing:
             raise CheckpointError(f"Shard {missing[0]} of {path} is missing; download the checkpoint again.")
         if not files:
-            raise CheckpointError(f"No {SHARD_PATTERN} files in {path}; is it a checkpoint for mlx-lm?")
+            raise CheckpointError(
+                f"No {SHARD_PATTERN} files in {path}; give a directory with an mlx-lm checkpoint, or get one"
+                " with: llm mlx-streaming download"
+            )
         index = cls.of_files(path, files)
         for name, shard in expected.items():
             found = index.tensors.get(name)
