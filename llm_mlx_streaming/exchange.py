@@ -29,7 +29,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-_told_of_demo = False
+_told_of_demo = _told_of_disk = False
 
 
 class Exchange:
@@ -130,6 +130,7 @@ class Exchange:
             )
         if result.schema_valid is False:
             self.note("[The answer does not fit the schema]")
+        self._tell_of_disk(str(result.state.get("disk")))
 
     def _tell_of_demo(self) -> None:
         global _told_of_demo
@@ -139,6 +140,15 @@ class Exchange:
             self.note(
                 "[No model is registered yet: the small embedded demo answers."
                 f" Get the real one with: {registry.GET_REAL_MODEL}]"
+            )
+
+    def _tell_of_disk(self, state: str) -> None:
+        global _told_of_disk
+        if self.turn.request.cache == "on" and state.startswith("off: ") and not _told_of_disk:
+            _told_of_disk = True
+            self.note(
+                f"[Snapshots are not kept on disk ({state.removeprefix('off: ')}): set"
+                " LLM_MLX_STREAMING_CACHE_DIR to a directory that can be written]"
             )
 
     def _unsettled(self, error: Exception) -> None:

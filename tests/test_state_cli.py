@@ -94,6 +94,26 @@ def test_unreadable_index(home, cache):
     assert "No snapshots" in cache("list")
 
 
+def test_a_cache_directory_that_is_a_file_is_told_of(run_llm, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    env = {"LLM_MLX_STREAMING_CACHE_DIR": str(tmp_path / "file")}
+    for command in (("list",), ("info",), ("verify",), ("clear", "--yes")):
+        refused = run_llm("mlx-streaming", "cache", *command, env=env, check=False)
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+        assert "file is not a directory, so no snapshots are kept on disk; set LLM_MLX" in refused.stderr
+    ask = ("-m", "qwen3-next-stream-demo", "-o", "max_tokens", 2, "-o", "seed", 1)
+    done = run_llm(*ask, "hello", env=env)
+    assert done.stdout.strip()
+    assert f"[Snapshots are not kept on disk ({tmp_path / 'file'} is not a directory): set LLM" in done.stderr
+    for quiet in (("-o", "quiet", 1), ("-o", "cache", "memory"), ("--no-log",)):
+        assert "Snapshots" not in run_llm(*ask, *quiet, "hello", env=env).stderr
+    chat = run_llm("chat", *ask, input="one\ntwo\nquit\n", env=env)
+    assert chat.stderr.count("Snapshots are not kept") == 1, "once, not after every turn"
+    noted = run_llm("mlx-streaming", "doctor", "demo", env=env).stdout
+    assert "Note: " in noted and "file is not a directory, so no snapshots are kept on disk" in noted
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_real_process_on_an_empty_home(run_llm):
     assert json.loads(run_llm("mlx-streaming", "cache", "list", "--json").stdout) == []
     assert run_llm("mlx-streaming", "cache", "verify").stdout.startswith("Checked 0 snapshots")

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from mlx_streaming.errors import EngineError
+
 from .. import registry
 
 
@@ -122,9 +124,19 @@ def verify(context: click.Context, repair: bool, json_: bool) -> None:
 
 
 def directory() -> Path:
-    """Where snapshots are kept on this machine."""
+    """Where snapshots are kept on this machine.
+
+    Raises:
+        EngineError: something else lies there.
+    """
     configured = _config().cache_dir
-    return Path(configured) if configured else registry.home() / "cache"
+    place = Path(configured) if configured else registry.home() / "cache"
+    if place.exists() and not place.is_dir():
+        raise EngineError(
+            f"{place} is not a directory, so no snapshots are kept on disk; set LLM_MLX_STREAMING_CACHE_DIR"
+            " to a directory that can be written."
+        )
+    return place
 
 
 def _config() -> Any:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import llm
 
+from mlx_streaming.errors import EngineError
+
 from .. import registry
+from . import cache
 from .download import ORIGINALS
 
 if TYPE_CHECKING:
@@ -55,6 +58,10 @@ def doctor(model: str | None, revision: str, json_: bool) -> None:
         with tempfile.TemporaryDirectory(prefix="llm-mlx-streaming-") as temporary:
             subject = outline_subject(model, revision, Path(temporary))
             report = with_name(examine(subject, EngineConfig.from_env()), subject.path, model)
+    try:
+        cache.directory()
+    except EngineError as error:
+        report.problems.append(Problem(str(error)))
     if known.problem:
         report.problems.append(Problem(known.problem))
     elif found and found.hub and not any(c.path == found.path for c in known.checkpoints):

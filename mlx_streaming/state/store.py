@@ -98,7 +98,7 @@ class StateStore:
                 self.disk = DiskTier(Path(directory), quota_bytes, mark, label, self._count)
                 self.disk_state = "on"
             except (OSError, sqlite3.Error) as error:
-                self.disk_state = f"off: {error}"
+                self.disk_state = f"off: {_unusable(Path(directory), error)}"
                 self._count("errors: directory", 1)
 
     def _count(self, reason: str, n: int) -> None:
@@ -315,6 +315,13 @@ class StateStore:
             self.disk.close()
             self.disk = None
             self.disk_state = "closed"
+
+
+def _unusable(directory: Path, error: Exception) -> str:
+    """Why there is no disk tier, in words."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{directory} is not a directory"
+    return f"{directory}: {getattr(error, 'strerror', None) or error}"
 
 
 def _has_state(link: Held | Row) -> bool:
