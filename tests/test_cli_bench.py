@@ -1,8 +1,10 @@
 """bench, usage and tune through the real command line."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
+import pytest
 
 BENCH_KEYS = (
     "prefill_tps decode_tps ttft_s baseline_prefill_tps baseline_decode_tps decode_ratio prefill_ratio"
@@ -54,15 +56,35 @@ def test_restoring_a_snapshot_is_measured(run_llm):
     assert "restore s" in run_llm("mlx-streaming", "bench", "--restore", 64).stdout
 
 
-def test_usage_is_kept_shown_and_forgotten(run_llm):
+def test_usage_is_kept_shown_and_forgotten(run_llm, tmp_path):
     refused = run_llm("mlx-streaming", "usage", "-m", "demo", check=False)
     assert refused.returncode == 1 and "No usage of demo yet" in refused.stderr
     run_llm("-m", "qwen3-next-stream-demo", "What is a lamp?", "-o", "slots", 16, "-o", "max_tokens", 12)
     counts = json.loads(run_llm("mlx-streaming", "usage", "-m", "demo", "--json").stdout)
     assert sorted(map(int, counts)) == list(range(8)) and all(sum(c) > 0 for c in counts.values())
     assert "of  64" in run_llm("mlx-streaming", "usage", "-m", "demo").stdout
+    if find_spec("matplotlib"):
+        run_llm("mlx-streaming", "usage", "-m", "demo", "--plot", tmp_path / "map.png")
+        assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     run_llm("mlx-streaming", "usage", "-m", "demo", "--clear")
     assert run_llm("mlx-streaming", "usage", "-m", "demo", check=False).returncode == 1
+
+
+@pytest.mark.parametrize("command", [("usage",), ("bench", "--sweep")], ids=" ".join)
+def test_a_plot_that_cannot_be_drawn_is_refused_first(command, run_llm, tmp_path):
+    """Before usage is looked for and before anything is measured; the directory, then matplotlib."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+
+    def refused(file, **env):
+        done = run_llm("mlx-streaming", *command, "-m", "demo", "--plot", file, env=env, check=False)
+        assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+        return done.stderr
+
+    without = {"PYTHONPATH": str(tmp_path)}
+    assert "nowhere for --plot does not exist; make it" in refused(tmp_path / "nowhere" / "a.png", **without)
+    assert "install it with: llm install 'llm-mlx-streaming[plot]'" in refused(tmp_path / "a.png", **without)
+    if find_spec("matplotlib"):
+        assert "cannot write .xyz files; name it a.png." in refused(tmp_path / "a.xyz")
 
 
 def test_tune_measures_and_writes_only_to_what_is_registered(run_llm, demo_path, llm_env):

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from .. import registry
+from .plots import plotter
 
 
 def register(group: click.Group) -> None:
@@ -152,7 +153,7 @@ def _sweep(path: Path, config, asked: dict[str, Any], plot: str | None, json_: b
     from mlx_streaming.checkpoint.spec import ModelSpec
 
     if plot:
-        plotter()
+        plotter(Path(plot))
     spec = ModelSpec.read(path)
     experts = max(e.num_experts for e in spec.experts.values())
     top_k = max(e.top_k for e in spec.experts.values())
@@ -172,26 +173,8 @@ def _sweep(path: Path, config, asked: dict[str, Any], plot: str | None, json_: b
         click.echo(line + (f"  {row['decode_ratio']:5.3f}" if asked["baseline"] else ""))
 
 
-def plotter():
-    """matplotlib's pyplot, drawing to files.
-
-    Raises:
-        click.ClickException: it is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise click.ClickException(
-            "--plot needs matplotlib; install it with: llm install 'llm-mlx-streaming[plot]'"
-        ) from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
-
-    return pyplot
-
-
 def _chart(rows: list[dict[str, Any]], file: Path) -> None:
-    pyplot = plotter()
+    pyplot = plotter(file)
     figure, speed = pyplot.subplots(figsize=(7, 4))
     slots = [max(r["slots"]) for r in rows]
     speed.plot(slots, [r["decode_tps"] for r in rows], "o-", label="decode tok/s")

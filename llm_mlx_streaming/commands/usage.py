@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from .. import registry
+from .plots import plotter
 
 
 def register(group: click.Group) -> None:
@@ -24,6 +25,8 @@ def usage(model: str | None, plot: str | None, clear: bool, json_: bool) -> None
 
     Counts are kept for streamed layers only: a resident layer never tells the host what it chose.
     """
+    if plot:
+        plotter(Path(plot))
     import numpy as np
 
     from mlx_streaming.engine import identity_of
@@ -64,9 +67,7 @@ def usage(model: str | None, plot: str | None, clear: bool, json_: bool) -> None
 def _heat_map(counts, file: Path) -> None:
     import numpy as np
 
-    from .bench import plotter
-
-    pyplot = plotter()
+    pyplot = plotter(file)
     layers = sorted(counts)
     share = np.stack([counts[n] / max(counts[n].sum(), 1e-9) for n in layers])
     figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.2 * len(layers)))
