@@ -13,9 +13,9 @@ import pytest
 from mlx_streaming.checkpoint.spec import Segment
 from mlx_streaming.config import EngineConfig
 from mlx_streaming.engine import load_engine
-from mlx_streaming.errors import CapacityError, CheckpointError, EngineError
+from mlx_streaming.errors import CapacityError, CheckpointError
 from mlx_streaming.experts import reader as reader_module
-from mlx_streaming.experts.policy import POLICIES, make_policy
+from mlx_streaming.experts.policy import POLICIES
 from mlx_streaming.experts.pool import Pool
 from mlx_streaming.experts.reader import Reader
 from mlx_streaming.experts.source import Read
@@ -70,10 +70,9 @@ def held(pool: Pool, slot: int) -> bytes:
 
 def demand(pool: Pool, reader: Reader, needed: np.ndarray) -> None:
     """What a streamed layer does with the router's choice."""
+    pool.chosen(needed[:, None])
     pool.settle(needed)
     pool.confirm(needed)
-    slots = pool.table[needed]
-    pool.touch(slots[slots >= 0])
     pool.make_way(len(needed))
     placements = pool.reserve(needed)
     reader.submit([pool.fill(e, s) for e, s in placements]).wait()
@@ -236,23 +235,3 @@ def test_pins_outlive_others_until_there_is_no_other_way(source):
     demand(pool, reader, np.array([20, 21, 22, 23]))
     assert pool.table[1] == -1 and (pool.table[[20, 21, 22, 23]] >= 0).all()
     reader.close()
-
-
-def test_policies_differ_as_their_names_say():
-    lru, lfu = make_policy("lru", 3), make_policy("lfu", 3)
-    for policy in (lru, lfu):
-        policy.admit(np.array([0, 1, 2]))
-        for slot in (0, 0, 0, 1, 2):
-            policy.touch(np.array([slot]))
-    everything = np.ones(3, dtype=bool)
-    assert lru.victims(1, everything).tolist() == [0]
-    assert lfu.victims(1, everything).tolist() == [1]
-    lfuda = make_policy("lfuda", 2)
-    lfuda.admit(np.array([0, 1]))
-    for _ in range(5):
-        lfuda.touch(np.array([0]))
-    for _ in range(8):
-        lfuda.admit(lfuda.victims(1, np.array([False, True])))
-    assert lfuda.victims(1, np.ones(2, dtype=bool)).tolist() == [0], "old fame must fade"
-    with pytest.raises(EngineError, match="lru, lfu, lfuda, clock"):
-        make_policy("best", 2)

@@ -58,7 +58,7 @@ def test_a_scripted_router_decides_and_a_recorded_trace_replays(demo_path, tmp_p
 def test_belady_is_the_bound_and_every_policy_counts_all_choices():
     chosen = parse_routing("zipf:0.8,0.5")(0, 32, 4).choose(500)
     rates = compare({0: chosen}, 12)
-    assert set(rates) == {"lru", "lfu", "lfuda", "clock", "belady"}
+    assert set(rates) == {"lru", "lfu", "lfuda", "clock", "lrfu", "echo", "belady"}
     assert all(0 < rates[name] <= rates["belady"] < 1 for name in rates)
     assert hit_rate(chosen, 32, "lru") == 1 - len(np.unique(chosen)) / chosen.size
     looped = np.array([[0], [1], [2]] * 10)

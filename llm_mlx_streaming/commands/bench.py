@@ -32,7 +32,7 @@ def register(group: click.Group) -> None:
 @click.option("--baseline", is_flag=True, help="Run stock mlx-lm in between, everything in memory")
 @click.option("--streamed", is_flag=True, help="Stream also layers whose experts all fit")
 @click.option("--lookahead", type=click.IntRange(0, 3), help="Layers to look ahead")
-@click.option("--policy", help="Eviction policy: lru, lfu, lfuda or clock")
+@click.option("--policy", help="Eviction policy: lru, lfu, lfuda, clock, lrfu or echo")
 @click.option("--readers", type=click.IntRange(1), help="Reads in flight")
 @click.option("--routing", default="model", show_default=True, metavar="CHOICE", help="Who chooses experts")
 @click.option("--record", type=click.Path(dir_okay=False), help="Save the routers' choices to this file")

@@ -62,7 +62,7 @@ class Pool:
         self.holds = np.full(slots, EMPTY, dtype=np.int32)
         self.pinned = np.zeros(slots, dtype=bool)
         self.locked = np.zeros(slots, dtype=bool)
-        self.policy = make_policy(policy, slots)
+        self.policy = make_policy(policy, num_experts)
         self.stats = LayerStats()
         self.spare = spare
         self._guesses: set[int] = set()
@@ -81,9 +81,9 @@ class Pool:
         )
         return Fill(self.layer, expert, self.source.reads(self.layer, expert), views)
 
-    def touch(self, slots: np.ndarray) -> None:
-        """The experts in these (distinct) slots were chosen."""
-        self.policy.touch(slots)
+    def chosen(self, rows: np.ndarray) -> None:
+        """The router chose rows (tokens, top_k) of experts, in slots or not: tell the policy."""
+        self.policy.chosen(rows)
 
     def reserve(self, needed: np.ndarray) -> list[tuple[int, int]]:
         """Make room so that all `needed` experts (distinct) can be present at once.
@@ -118,9 +118,14 @@ class Pool:
         empty = np.flatnonzero(allowed & (self.holds == EMPTY))[:count]
         if len(empty) == count:
             return empty
-        victims = self.policy.victims(count - len(empty), allowed & (self.holds != EMPTY))
+        victims = self._victims(count - len(empty), allowed)
         self.evict(victims)
         return np.concatenate([empty, victims]).astype(np.int64)
+
+    def _victims(self, count: int, allowed: np.ndarray) -> np.ndarray:
+        """The `count` slots that the policy gives up, of those that hold an expert and are `allowed`."""
+        full = np.flatnonzero(allowed & (self.holds != EMPTY))
+        return full[self.policy.victims(count, self.holds[full])]
 
     def evict(self, slots: np.ndarray) -> None:
         """Empty these slots. The caller has made sure that no pending graph reads them."""
@@ -135,7 +140,7 @@ class Pool:
         for expert, slot in placements:
             self.table[expert] = slot
             self.holds[slot] = expert
-            self.policy.admit(np.array([slot]))
+            self.policy.admit(np.array([expert]))
 
     def start(self, experts: Iterable[int], reader: Reader) -> None:
         """Read `experts` in the background, as many as there are empty slots.
@@ -229,7 +234,7 @@ class Pool:
             allowed[keep[keep != EMPTY]] = False
             count = min(excess, int(allowed.sum()))
             if count:
-                self.evict(self.policy.victims(count, allowed))
+                self.evict(self._victims(count, allowed))
 
     def pin(self, experts: Iterable[int]) -> None:
         """Never evict these experts (those that are present) while others can be given up."""

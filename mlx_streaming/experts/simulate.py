@@ -11,8 +11,9 @@ def hit_rate(chosen: np.ndarray, slots: int, policy: str) -> float:
     """Share of a layer's choices (tokens, top_k) found in `slots` slots, which start empty.
 
     `policy` is one of policy.POLICIES or "belady": evict what is needed again last (L. A. Belady, "A study of
-    replacement algorithms for a virtual-storage computer", 1966). A token's own experts are never evicted
-    for one another; with fewer slots than top_k the rest pass through without being kept.
+    replacement algorithms for a virtual-storage computer", 1966). A token's own experts must be present at
+    once, for Belady too, so they never make room for one another; with fewer slots than top_k the rest pass
+    through without being kept.
     """
     return _belady(chosen, slots) if policy == "belady" else _online(chosen, slots, policy)
 
@@ -24,27 +25,24 @@ def compare(traces: dict[int, np.ndarray], slots: int) -> dict[str, float]:
 
 
 def _online(chosen: np.ndarray, slots: int, name: str) -> float:
-    policy = make_policy(name, slots)
-    slot_of: dict[int, int] = {}
-    holds = np.full(slots, -1)
+    experts = int(chosen.max()) + 1
+    policy = make_policy(name, experts)
+    held = np.zeros(experts, dtype=bool)
     hits = 0
-    for row in chosen.tolist():
-        present = [e for e in row if e in slot_of]
-        hits += len(present)
-        if present:
-            policy.touch(np.array([slot_of[e] for e in present]))
-        missing = [e for e in row if e not in slot_of][: slots - len(present)]
-        for expert in missing:
-            free = np.flatnonzero(holds < 0)
-            if len(free):
-                slot = int(free[0])
-            else:
-                allowed = ~np.isin(holds, row)
-                slot = int(policy.victims(1, allowed)[0])
-                del slot_of[int(holds[slot])]
-            holds[slot] = expert
-            slot_of[expert] = slot
-            policy.admit(np.array([slot]))
+    for row in chosen:
+        policy.chosen(row[None])
+        present = held[row]
+        hits += int(present.sum())
+        missing = row[~present][: slots - int(present.sum())]
+        excess = int(held.sum()) + len(missing) - slots
+        if excess > 0:
+            others = held.copy()
+            others[row] = False
+            candidates = np.flatnonzero(others)
+            held[candidates[policy.victims(excess, candidates)]] = False
+        if len(missing):
+            held[missing] = True
+            policy.admit(missing)
     return hits / chosen.size
 
 
@@ -62,7 +60,10 @@ def _belady(chosen: np.ndarray, slots: int) -> float:
         hits += sum(e in held for e in row)
         for expert, when in zip(row, upcoming, strict=True):
             held[expert] = when
-        if len(held) > slots:
-            for expert in sorted(held, key=held.get, reverse=True)[: len(held) - slots]:
+        excess = len(held) - slots
+        if excess > 0:
+            # The token's own experts were all needed in slots at once, so the others make room first.
+            own = set(row)
+            for expert in sorted(held, key=lambda e: (e not in own, held[e]), reverse=True)[:excess]:
                 del held[expert]
     return hits / chosen.size

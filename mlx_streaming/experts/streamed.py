@@ -71,16 +71,14 @@ class StreamedExperts(nn.Module):
             self._counts += np.bincount(flat, minlength=pool.num_experts)
         if self._listener is not None:
             self._listener(chosen)
+        pool.chosen(chosen.reshape(-1, chosen.shape[-1]))
         pool.settle(needed)
         pool.confirm(needed)
-        slots = pool.table[needed]
-        present = slots >= 0
-        hits = int(present.sum())
+        hits = int((pool.table[needed] >= 0).sum())
         stats.hits += hits
         stats.misses += len(needed) - hits
         if len(needed) > pool.slots:
             return self._in_waves(x, flat, chosen.shape)
-        pool.touch(slots[present])
         if hits < len(needed):
             self._demand(needed)
         y = self.inner(x, mx.array(pool.table[chosen]))
@@ -150,7 +148,6 @@ class StreamedExperts(nn.Module):
             mx.async_eval(outputs[-1])
 
         if len(stay):
-            pool.touch(pool.table[stay])
             compute(stay)
         buffers = np.array_split(working, 2) if len(working) > 1 else [working]
         size = min(len(b) for b in buffers)
