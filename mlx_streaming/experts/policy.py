@@ -166,11 +166,11 @@ class Echo(LRFU):
 
     def __init__(self, experts: int):
         super().__init__(experts)
-        self._none = experts  # stands where the tokens that follow are not known yet
+        self._none = experts  # stands for a choice that was not made yet
         self._rows = np.empty((0, 0), dtype=np.int64)
-        self._like = np.zeros(2 * self.HISTORY)  # likeness of the moment after each row to now
-        self._end = 0
-        self._member = np.zeros(experts)
+        self._end = self.HISTORY  # of what is known of the rows, which are in order of time
+        self._like = np.zeros(self.HISTORY)  # how much each moment before the newest token is like that one
+        self._member = np.zeros(experts + 1)
         self._even = self._fade = np.empty(0)
 
     def chosen(self, rows: np.ndarray) -> None:
@@ -189,42 +189,37 @@ class Echo(LRFU):
             self._append(row[None])
 
     def victims(self, count: int, held: np.ndarray) -> np.ndarray:
-        return _smallest(self._expected()[held], count)
+        popular = self.key[held]
+        if not self._rows.size:
+            return _smallest(popular, count)
+        expected = self._after_alike()[held] / self._fade.sum()
+        return _smallest(expected * self.key.sum() + popular, count)
 
     def _append(self, rows: np.ndarray) -> None:
-        end, keep = self._end, self.HISTORY
-        if end + len(rows) > 2 * keep:
-            self._rows[:keep] = self._rows[end - keep : end]
+        keep = self.HISTORY
+        if self._end + len(rows) > 2 * keep:
+            self._rows[:keep] = self._rows[self._end - keep : self._end]
             self._rows[keep:] = self._none
-            self._like[:keep] = self._like[end - keep : end]
-            end = keep
-        self._rows[end : end + len(rows)] = rows
-        self._end = end + len(rows)
+            self._end = keep
+        self._rows[self._end : self._end + len(rows)] = rows
+        self._end += len(rows)
 
     def _compare(self, row: np.ndarray) -> None:
-        """Find out how much every moment is like the one when `row`, the newest, was chosen."""
-        begin = max(0, self._end - self.HISTORY)
-        like = self._like[begin : self._end]
-        np.multiply(like[:-1], self.CONTEXT, out=like[1:])
-        like[:1] = 0
+        """Find out how much the moments of the past are like the one when `row` is chosen."""
+        # Time goes on by one for the past and for now, so the likeness of the tokens before is in place.
+        self._like *= self.CONTEXT
         self._member[row] = 1
-        like += self._member.take(self._rows[begin : self._end]) @ self._even
+        self._like += self._member.take(self._rows[self._end - self.HISTORY : self._end]) @ self._even
         self._member[row] = 0
 
-    def _expected(self) -> np.ndarray:
-        """How much each expert (experts,) is expected."""
-        popular = self.key / max(self.key.sum(), 1e-9)
-        last = self._end - 1
-        begin = max(0, last - self.HISTORY)
-        like = self._like[begin : max(0, last)]
-        if len(like) < self.MOMENTS:
-            return popular
-        best = np.argpartition(like, -self.MOMENTS)[-self.MOMENTS :]
-        weights = np.exp(self.SHARP * (like[best] - self.POPULARITY))
-        after = self._rows.take((begin + 1 + best)[:, None] + np.arange(self.AHEAD), axis=0)
-        shares = np.outer(weights, self._fade)
-        found = np.bincount(after.ravel(), shares.ravel(), minlength=self._none + 1)[:-1]
-        return found + self._fade.sum() * popular
+    def _after_alike(self) -> np.ndarray:
+        """How often each expert (experts,) came after the moments most like now, weighed."""
+        best = np.argpartition(self._like, -self.MOMENTS)[-self.MOMENTS :]
+        weights = np.exp(self.SHARP * (self._like[best] - self.POPULARITY))
+        first = best + (self._end - self.HISTORY)
+        after = self._rows.take(first[:, None] + np.arange(self.AHEAD), axis=0)
+        shares = weights[:, None] * self._fade
+        return np.bincount(after.ravel(), shares.ravel(), minlength=self._none + 1)[:-1]
 
 
 POLICIES = {"lru": LRU, "lfu": LFU, "lfuda": LFUDA, "clock": Clock, "lrfu": LRFU, "echo": Echo}
