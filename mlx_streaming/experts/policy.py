@@ -179,7 +179,8 @@ class Echo(LRFU):
             top_k = rows.shape[1]
             self._rows = np.full((2 * self.HISTORY + self.AHEAD, top_k), self._none, dtype=np.int64)
             self._even = np.full(top_k, 1 / top_k)
-            self._fade = np.repeat(self.FADE ** np.arange(self.AHEAD), top_k)
+            fade = np.repeat(self.FADE ** np.arange(self.AHEAD), top_k)
+            self._fade = fade / fade.sum()
         long_ago, late = rows[: -self._WARM_UP], rows[-self._WARM_UP :]
         if len(long_ago):
             self._append(long_ago[-self.HISTORY :])
@@ -192,8 +193,7 @@ class Echo(LRFU):
         popular = self.key[held]
         if not self._rows.size:
             return _smallest(popular, count)
-        expected = self._after_alike()[held] / self._fade.sum()
-        return _smallest(expected * self.key.sum() + popular, count)
+        return _smallest(self._after_alike()[held] * self.key.sum() + popular, count)
 
     def _append(self, rows: np.ndarray) -> None:
         keep = self.HISTORY
