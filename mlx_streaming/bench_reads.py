@@ -16,8 +16,8 @@ from .checkpoint.spec import ModelSpec
 from .config import EngineConfig
 from .engine import open_source
 from .errors import CheckpointError
+from .experts.memory import open_reader
 from .experts.pool import Pool
-from .experts.reader import Reader
 
 BATCH = 32
 ROUNDS = 9
@@ -37,8 +37,8 @@ def bench_reads(path: Path, config: EngineConfig) -> dict[str, Any]:
     source = open_source(spec, index, config)
     layer = next(iter(spec.experts.values()))
     count = min(BATCH, layer.num_experts)
-    pool = Pool(layer.layer, layer.num_experts, count, source, config.policy)
-    reader = Reader(config.readers, config.uncached)
+    reader = open_reader(config)
+    pool = Pool(layer.layer, layer.num_experts, count, source, config.policy, staging=reader.staging)
     raw = _Raw(config.readers)
     random = np.random.default_rng(0)
     fills_gbps, raw_gbps = [], []

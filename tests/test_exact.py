@@ -12,6 +12,7 @@ from mlx_streaming.checkpoint.load import build_model, load_trunk
 from mlx_streaming.checkpoint.spec import ModelSpec
 from mlx_streaming.checkpoint.synthesize import synthesize
 from mlx_streaming.config import EngineConfig
+from mlx_streaming.experts import streamed as streamed_module
 from mlx_streaming.experts.memory import ExpertMemory
 from mlx_streaming.experts.source import InPlaceSource
 from mlx_streaming.generation.decode import decode
@@ -66,11 +67,11 @@ def ours(model, tokens: list[int], chunk: int):
     return found, probabilities
 
 
-def decoded(model, tokens: list[int], chunk: int) -> list[int]:
+def decoded(model, tokens: list[int], chunk: int, count: int = STEPS) -> list[int]:
     cache = make_prompt_cache(model)
     logits = prefill(model, tokens, cache, chunk=chunk)
     steps = decode(model, cache, logits, Sampler(Sampling(temperature=0), logits.shape[-1]))
-    return [token for token, _ in zip(steps, range(STEPS), strict=False)]
+    return [token for token, _ in zip(steps, range(count), strict=False)]
 
 
 @pytest.fixture(scope="module", params=["demo", "synthetic"])
@@ -109,6 +110,24 @@ def test_tokens_and_log_probabilities_are_stock(checkpoint, pool):
     if streamed:
         assert memory.stats.total().reads > 0
     memory.close()
+
+
+@pytest.mark.parametrize("pool", ["half", "all streamed"])
+def test_experts_computed_before_the_choice_is_known(checkpoint, monkeypatch, pool):
+    """A layer with few misses computes before it knows the choice; here always, hit or miss."""
+    monkeypatch.setattr(streamed_module, "_HOPEFUL", -1)
+    spec, index, _ = checkpoint
+    reference, plain = streamed_model(spec, index, "all")
+    model, memory = streamed_model(spec, index, pool)
+    tokens = prompt(63, spec.vocab_size)
+    assert decoded(model, tokens, 32, 40) == decoded(reference, tokens, 32, 40)
+    total = memory.stats.total()
+    assert total.hits > 500 and total.misses > 100
+    memory.warm({n: range(spec.experts[n].num_experts) for n in memory.streamed})
+    other = prompt(9, spec.vocab_size)
+    assert decoded(model, other, 32, 10) == decoded(reference, other, 32, 10), "with reads coming in"
+    memory.close()
+    plain.close()
 
 
 def test_every_slot_holds_the_bytes_of_its_expert(checkpoint):

@@ -49,10 +49,10 @@ class FileSource:
 class SlowReader(Reader):
     """A reader whose threads sleep now and then, before and after the bytes move."""
 
-    def _read(self, fill, read):
+    def _read(self, piece):
         if random.random() < 0.05:
             time.sleep(random.random() * 0.002)
-        super()._read(fill, read)
+        super()._read(piece)
         if random.random() < 0.02:
             time.sleep(random.random() * 0.002)
 
@@ -136,11 +136,11 @@ class HeldReader(Reader):
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
 
-    def _read(self, fill, read):
+    def _read(self, piece):
         if threading.current_thread().name.startswith("background"):
             self.begun.release()
             self.go.wait(10)
-        super()._read(fill, read)
+        super()._read(piece)
 
 
 def test_a_demand_read_waits_for_no_background_read_but_its_own(source, monkeypatch):
@@ -198,10 +198,10 @@ from mlx_streaming.experts.source import Read
 module._INLINE_BYTES = 0
 done = []
 class Slow(module.Reader):
-    def _read(self, fill, read):
+    def _read(self, piece):
         time.sleep(0.05)
-        super()._read(fill, read)
-        done.append(fill.expert)
+        super()._read(piece)
+        done.append(piece.fill.expert)
 reader = Slow(2)
 atexit.register(lambda: (reader.close(), print(len(done))))
 for expert in range({EXPERTS}):

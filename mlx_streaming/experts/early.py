@@ -26,12 +26,13 @@ class EarlyModule(nn.Module):
         self._begun: mx.array | None = None
         self._same = False
 
-    def begin(self, x: mx.array) -> None:
-        """The routed experts get `x`: start computing `inner(x)` in the background if that is of use."""
+    def begin(self, x: mx.array) -> list[mx.array]:
+        """The routed experts get `x`: what to compute meanwhile, `[inner(x)]` or nothing."""
         self._offered, self._begun = x, None
-        if self._same:
-            self._begun = self.inner(x)
-            mx.async_eval(self._begun)
+        if not self._same:
+            return []
+        self._begun = self.inner(x)
+        return [self._begun]
 
     def __call__(self, x: mx.array) -> mx.array:
         """`inner(x)`."""

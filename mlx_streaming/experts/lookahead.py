@@ -50,9 +50,9 @@ class LookAhead:
     def fetch(self, guessed: np.ndarray, reader: Reader) -> None:
         """Start reading what the target's pool lacks of `guessed`."""
         pool = self._target.pool
+        self._target.quiesce()
         pool.settle()
         pool.stats.lookahead_guessed += len(guessed)
-        self._target.quiesce()
         pool.guess(dict.fromkeys(e for e in guessed.tolist() if e < pool.num_experts), reader)
 
 

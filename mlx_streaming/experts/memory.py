@@ -17,6 +17,7 @@ from .early import wrap_sibling
 from .pool import Pool
 from .reader import Reader
 from .source import ExpertSource, Quantization
+from .staging import Staging, find_staging
 from .stats import Stats
 from .streamed import StreamedExperts
 
@@ -55,7 +56,7 @@ class ExpertMemory:
         top_k = max(e.top_k for e in spec.experts.values())
         lookahead.check(config, {n: s for n, s in slots.items() if n not in resident}, top_k)
         spare = config.lookahead_budget if config.lookahead else 0
-        memory = cls(source, Reader(config.readers, config.uncached), config.policy, spare)
+        memory = cls(source, open_reader(config), config.policy, spare)
         try:
             for number, layer in spec.experts.items():
                 memory.add_layer(model, layer, min(slots[number], layer.num_experts), number in resident)
@@ -71,7 +72,8 @@ class ExpertMemory:
         parent, name = _parent(root, layer)
         inner = parent[name]
         spare = 0 if resident else self.spare
-        pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy, spare)
+        staging = self.reader.staging
+        pool = Pool(layer.layer, layer.num_experts, slots, self.source, self.policy, spare, staging)
         _bind(inner, pool, self.source.quantization(layer.layer))
         self.stats.layers[layer.layer] = pool.stats
         for read in self.source.reads(layer.layer, 0):
@@ -137,6 +139,13 @@ class ExpertMemory:
                 pool.finish(experts)
                 pool.pin(experts)
 
+    def use_staging(self, staging: Staging | None) -> Staging | None:
+        """Let all slots be written through `staging`, or directly; returns what was used before."""
+        before, self.reader.staging = self.reader.staging, staging
+        for streamed in self.streamed.values():
+            streamed.pool.staging = staging
+        return before
+
     def settle(self) -> None:
         """Wait for every background read."""
         for streamed in self.streamed.values():
@@ -146,6 +155,11 @@ class ExpertMemory:
         """Release threads and files; background reads that have not begun are dropped."""
         self.reader.close()
         self.source.close()
+
+
+def open_reader(config: EngineConfig) -> Reader:
+    """A reader as `config` asks, with the staging that MLX's default device needs."""
+    return Reader(config.readers, config.uncached, find_staging())
 
 
 def _parent(root: nn.Module, layer: ExpertLayer) -> tuple[nn.Module, str]:

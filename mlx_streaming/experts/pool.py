@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,7 @@ from ..errors import CapacityError, CheckpointError
 from .policy import make_policy
 from .reader import Fill, Pending, Reader
 from .source import ExpertSource
+from .staging import Staging
 from .stats import LayerStats
 
 _MX_TYPES = {
@@ -46,10 +47,18 @@ class Pool:
     `table` (num_experts,) int32 maps an expert to its slot, `holds` (slots,) back; -1 is none. A slot that is
     being filled in the background is locked: it holds nothing yet and cannot be given away. `spare` slots are
     kept empty for guesses; a guess that the router does not confirm at the layer's next call is dropped.
+    `staging` writes to memory that only the device should touch.
     """
 
     def __init__(
-        self, layer: int, num_experts: int, slots: int, source: ExpertSource, policy: str, spare: int = 0
+        self,
+        layer: int,
+        num_experts: int,
+        slots: int,
+        source: ExpertSource,
+        policy: str,
+        spare: int = 0,
+        staging: Staging | None = None,
     ):
         self.layer = layer
         self.slots = slots
@@ -57,7 +66,14 @@ class Pool:
         self.source = source
         self.segments = source.segments(layer)
         self.arrays = [stacked_array(s, slots) for s in self.segments]
-        self._bytes = [memoryview(a).cast("B") for a in self.arrays]
+        self.expert_bytes = sum(s.nbytes for s in self.segments)
+        views = [memoryview(a).cast("B") for a in self.arrays]
+        self._windows = list(zip(views, [s.nbytes for s in self.segments], strict=True))
+        self.staging = staging
+        self._lookup = mx.zeros(num_experts, dtype=mx.int32)
+        mx.eval(self._lookup)
+        self._lookup_bytes = memoryview(self._lookup).cast("B")
+        self._lookup_stale = False
         self.table = np.full(num_experts, EMPTY, dtype=np.int32)
         self.holds = np.full(slots, EMPTY, dtype=np.int32)
         self.pinned = np.zeros(slots, dtype=bool)
@@ -75,11 +91,22 @@ class Pool:
 
     def fill(self, expert: int, slot: int) -> Fill:
         """The reads that put `expert` into `slot`."""
-        views = tuple(
-            view[slot * segment.nbytes : (slot + 1) * segment.nbytes]
-            for view, segment in zip(self._bytes, self.segments, strict=True)
-        )
+        views = tuple([view[slot * size : (slot + 1) * size] for view, size in self._windows])
         return Fill(self.layer, expert, self.source.reads(self.layer, expert), views)
+
+    def lookup(self) -> mx.array:
+        """The table on the device, (num_experts,) int32; an expert without a slot has a wrong one, 0.
+
+        The caller has made sure that no pending graph reads it, as with slots.
+        """
+        if self._lookup_stale:
+            data = np.maximum(self.table, 0)
+            if self.staging is None:
+                self._lookup_bytes[:] = data.view(np.uint8)
+            else:
+                self.staging.write(self._lookup_bytes, data.tobytes())
+            self._lookup_stale = False
+        return self._lookup
 
     def chosen(self, rows: np.ndarray) -> None:
         """The router chose rows (tokens, top_k) of experts, in slots or not: tell the policy."""
@@ -113,34 +140,45 @@ class Pool:
         """
         allowed = ~self.locked
         allowed[keep] = False
-        if int((allowed & ~self.pinned).sum()) >= count:
-            allowed &= ~self.pinned
-        empty = np.flatnonzero(allowed & (self.holds == EMPTY))[:count]
+        if self.pinned.any():
+            loose = allowed & ~self.pinned
+            if int(loose.sum()) >= count:
+                allowed = loose
+        holding = self.holds != EMPTY
+        if holding.all():
+            victims = self._victims(count, allowed)
+            self.evict(victims)
+            return victims
+        empty = np.flatnonzero(allowed & ~holding)[:count]
         if len(empty) == count:
             return empty
-        victims = self._victims(count - len(empty), allowed)
+        victims = self._victims(count - len(empty), allowed & holding)
         self.evict(victims)
         return np.concatenate([empty, victims]).astype(np.int64)
 
     def _victims(self, count: int, allowed: np.ndarray) -> np.ndarray:
-        """The `count` slots that the policy gives up, of those that hold an expert and are `allowed`."""
-        full = np.flatnonzero(allowed & (self.holds != EMPTY))
+        """The `count` slots that the policy gives up, of the `allowed` ones, which all hold an expert."""
+        full = np.flatnonzero(allowed)
         return full[self.policy.victims(count, self.holds[full])]
 
     def evict(self, slots: np.ndarray) -> None:
         """Empty these slots. The caller has made sure that no pending graph reads them."""
         held = self.holds[slots]
-        self.table[held[held != EMPTY]] = EMPTY
+        held = held[held != EMPTY]
+        self.table[held] = EMPTY
         self.holds[slots] = EMPTY
         self.pinned[slots] = False
-        self.stats.evictions += int((held != EMPTY).sum())
+        self.stats.evictions += len(held)
 
-    def commit(self, placements: Iterable[tuple[int, int]]) -> None:
+    def commit(self, placements: Sequence[tuple[int, int]]) -> None:
         """These (expert, slot) pairs are filled: the table may name them from now on."""
+        if not placements:
+            return
         for expert, slot in placements:
             self.table[expert] = slot
             self.holds[slot] = expert
-            self.policy.admit(np.array([expert]))
+        self._lookup_stale = True
+        self.policy.admit(np.array([expert for expert, _ in placements]))
 
     def start(self, experts: Iterable[int], reader: Reader) -> None:
         """Read `experts` in the background, as many as there are empty slots.
@@ -199,7 +237,7 @@ class Pool:
             self.commit([(expert, slot)])
             if expert in self._guesses:
                 self.stats.lookahead_read += 1
-                self.stats.lookahead_bytes += sum(s.nbytes for s in self.segments)
+                self.stats.lookahead_bytes += self.expert_bytes
             else:
                 self.stats.warmed += 1
         return came

@@ -7,20 +7,29 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CheckpointError
 from .source import Read
+from .staging import Staging
 
 # Below this many bytes a hand-over to threads costs more than the reads (page-cache copies run at GB/s).
 _INLINE_BYTES = 256 * 1024
 # Linux has no F_NOCACHE, but pages can be given back once they are read.
 _DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", None)
+
+
+# A read is cut for several threads down to this size; handing over smaller ones costs more than it saves.
+_PIECE_BYTES = 2 * 1024 * 1024
+# So much pinned memory a batch of demand reads, or a thread, may take; more is staged piece by piece.
+_STAGED_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,48 @@ class Fill:
     @property
     def nbytes(self) -> int:
         """Bytes that the fill reads."""
-        return sum(r.nbytes for r in self.reads)
+        return sum([r.nbytes for r in self.reads])
+
+
+class Piece(NamedTuple):
+    """`nbytes` at `offset` of `path` that fill `views` in order: one system call for (a part of) a read."""
+
+    fill: Fill
+    path: Path
+    offset: int
+    nbytes: int
+    views: list[memoryview]
+
+
+def whole(fill: Fill) -> list[Piece]:
+    """One piece for each read of `fill`.
+
+    Raises:
+        CheckpointError: a read does not fit its slot.
+    """
+    pieces = []
+    for path, offset, nbytes, segments in fill.reads:
+        views = [fill.targets[i] for i in segments]
+        if sum([v.nbytes for v in views]) != nbytes:
+            raise CheckpointError(
+                f"Layer {fill.layer} expert {fill.expert}: {nbytes} bytes do not fit its slot of"
+                f" {sum(v.nbytes for v in views)}; check that {path} belongs to this checkpoint."
+            )
+        pieces.append(Piece(fill, path, offset, nbytes, views))
+    return pieces
+
+
+def cut(pieces: list[Piece], size: int) -> list[Piece]:
+    """The same bytes in pieces of at most `size` bytes, the largest first."""
+    found = []
+    for piece in pieces:
+        offset, views = piece.offset, piece.views
+        end = offset + piece.nbytes
+        while offset < end:
+            taken = min(size, end - offset)
+            found.append(Piece(piece.fill, piece.path, offset, taken, _first(views, taken)))
+            offset, views = offset + taken, _advance(views, taken)
+    return sorted(found, key=lambda p: -p.nbytes)
 
 
 @dataclass(frozen=True)
@@ -62,10 +112,11 @@ class OpenFile:
 
 
 class Pending:
-    """Reads under way; `wait` returns when all bytes are in place."""
+    """Reads under way; `wait` returns when all bytes are in place (and `then` was done)."""
 
-    def __init__(self, futures: list[Future]):
+    def __init__(self, futures: list[Future], then: Callable[[], None] | None = None):
         self._futures = futures
+        self._then = then
 
     def wait(self) -> float:
         """Wait for the reads and return the seconds that this took.
@@ -75,12 +126,15 @@ class Pending:
         """
         start = time.perf_counter()
         try:
-            wait_all(self._futures)
+            if not self.done:
+                wait_all(self._futures)
         except BaseException:  # Ctrl-C: bytes must not go on arriving in slots that look empty
             wait_all(self._futures)
             raise
         for future in self._futures:
             future.result()
+        if self._then is not None:
+            self._then()
         return time.perf_counter() - start
 
     def give_up(self) -> bool:
@@ -97,11 +151,13 @@ class Reader:
     """Parallel reads, at most `threads` in flight, and as many in the background.
 
     Background reads have threads of their own, so that thousands of them do not stand before a demand read.
-    `uncached` asks the system to bypass its page cache.
+    `uncached` asks the system to bypass its page cache. With `staging` the bytes reach the slots through it,
+    and it is closed with the reader.
     """
 
-    def __init__(self, threads: int = 8, uncached: bool = False):
+    def __init__(self, threads: int = 8, uncached: bool = False, staging: Staging | None = None):
         self._threads = max(1, threads)
+        self.staging = staging
         self._uncached = uncached
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="expert-reader")
         self._behind = ThreadPoolExecutor(self._threads, thread_name_prefix="background-reader")
@@ -111,21 +167,32 @@ class Reader:
         self._lock = threading.Lock()
 
     def submit(self, fills: Sequence[Fill]) -> Pending:
-        """Start filling (small jobs are done before this returns); faults are raised by `Pending.wait`."""
-        if sum(f.nbytes for f in fills) <= _INLINE_BYTES:
-            done: Future = Future()
-            try:
-                self._run(fills)
-                done.set_result(None)
-            except CheckpointError as error:
-                done.set_exception(error)
-            return Pending([done])
-        parts = min(self._threads, len(fills))
-        return Pending([self._pool.submit(self._run, fills[i::parts]) for i in range(parts)])
+        """Start filling (small jobs are done before this returns); faults are raised by `Pending.wait`.
+
+        With staging wait for one batch before the next is submitted: they share this thread's pinned memory.
+
+        Raises:
+            CheckpointError: a read does not fit its slot; nothing was begun.
+        """
+        total = sum([f.nbytes for f in fills])
+        then = None
+        if self.staging is not None:
+            if total > _STAGED_BYTES:
+                parts = [fills[i :: self._threads] for i in range(min(self._threads, len(fills)))]
+                return Pending([self._pool.submit(self._stage, part) for part in parts])
+            targets = [view for fill in fills for view in fill.targets]
+            buffers = self.staging.buffers(targets)
+            left = iter(buffers)
+            fills = [replace(f, targets=tuple([next(left) for _ in f.targets])) for f in fills]
+            then = partial(self.staging.deliver, buffers, targets)
+        if total <= _INLINE_BYTES:
+            return Pending([self._now([piece for fill in fills for piece in whole(fill)])], then)
+        parts = self._parts(fills, total)
+        return Pending([self._pool.submit(self._bring, part) for part in parts], then)
 
     def later(self, fill: Fill) -> Pending:
         """Start filling in the background, in the order asked for (a small one as `submit` does)."""
-        if fill.nbytes <= _INLINE_BYTES:
+        if fill.nbytes <= _INLINE_BYTES and self.staging is None:
             return self.submit([fill])
         future: Future = Future()
         with self._lock:
@@ -141,6 +208,8 @@ class Reader:
         self._drop()
         self._behind.shutdown(wait=True)
         self._pool.shutdown(wait=True)
+        if self.staging is not None:
+            self.staging.close()
         with self._lock:
             for file in self._files.values():
                 os.close(file.fd)
@@ -162,7 +231,7 @@ class Reader:
             fill, future = self._waiting.popleft()
         if future.set_running_or_notify_cancel():
             try:
-                self._run([fill])
+                self._stage([fill]) if self.staging is not None else self._bring(whole(fill))
                 future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
@@ -181,42 +250,61 @@ class Reader:
                     )
                 )
 
-    def _run(self, fills: Sequence[Fill]) -> None:
-        for fill in fills:
-            for read in fill.reads:
-                self._read(fill, read)
-            # One look per file and expert (about 1 us), after the bytes came.
-            for path in {read.path for read in fill.reads}:
-                self.open(path).check()
+    def _parts(self, fills: Sequence[Fill], total: int) -> list[list[Piece]]:
+        """What each thread reads; few large experts are cut, so that every thread has a part."""
+        if len(fills) < self._threads and total > len(fills) * _PIECE_BYTES:
+            size = max(_PIECE_BYTES, -(-total // self._threads))
+            return _dealt(cut([piece for fill in fills for piece in whole(fill)], size), self._threads)
+        hands = min(self._threads, len(fills))
+        return [[piece for fill in fills[i::hands] for piece in whole(fill)] for i in range(hands)]
 
-    def _read(self, fill: Fill, read: Read) -> None:
-        views = [fill.targets[i] for i in read.segments]
-        if sum(v.nbytes for v in views) != read.nbytes:
-            raise CheckpointError(
-                f"Layer {fill.layer} expert {fill.expert}: {read.nbytes} bytes do not fit its slot of"
-                f" {sum(v.nbytes for v in views)}; check that {read.path} belongs to this checkpoint."
-            )
-        file = self.open(read.path)
-        offset, left = read.offset, read.nbytes
-        while left:
+    def _now(self, pieces: Sequence[Piece]) -> Future:
+        done: Future = Future()
+        try:
+            self._bring(pieces)
+            done.set_result(None)
+        except CheckpointError as error:
+            done.set_exception(error)
+        return done
+
+    def _stage(self, fills: Sequence[Fill]) -> None:
+        """Fill one after the other through the pinned memory of the thread that runs this."""
+        for fill in fills:
+            buffers = self.staging.buffers(fill.targets)
+            self._bring(whole(replace(fill, targets=tuple(buffers))))
+            self.staging.deliver(buffers, fill.targets)
+
+    def _bring(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self._read(piece)
+        # One look per file (about 1 us), after the bytes came.
+        for path in {piece.path for piece in pieces}:
+            self._files[path].check()
+
+    def _read(self, piece: Piece) -> None:
+        file = self._files.get(piece.path) or self.open(piece.path)
+        views, left, offset = piece.views, piece.nbytes, piece.offset
+        while True:
             try:
                 got = os.preadv(file.fd, views, offset)
             except OSError as error:
                 raise CheckpointError(
-                    f"Reading layer {fill.layer} expert {fill.expert} from {read.path} failed"
+                    f"Reading layer {piece.fill.layer} expert {piece.fill.expert} from {piece.path} failed"
                     f" ({error.strerror}); check the disk."
                 ) from error
             if got <= 0:
                 raise CheckpointError(
-                    f"{read.path} ended {left} bytes before the end of layer {fill.layer} expert"
-                    f" {fill.expert}; it is truncated or was replaced: download or pack it again."
+                    f"{piece.path} ended {left} bytes before the end of layer {piece.fill.layer} expert"
+                    f" {piece.fill.expert}; it is truncated or was replaced: download or pack it again."
                 )
             left -= got
+            if not left:
+                break
             offset += got
             views = _advance(views, got)
         if self._uncached and _DONTNEED is not None:
             with suppress(OSError):  # advice only
-                os.posix_fadvise(file.fd, read.offset, read.nbytes, _DONTNEED)
+                os.posix_fadvise(file.fd, piece.offset, piece.nbytes, _DONTNEED)
 
     def open(self, path: Path) -> OpenFile:
         """The descriptor for `path`, opened at the first call and kept.
@@ -246,6 +334,17 @@ def _open_file(path: Path, uncached: bool) -> OpenFile:
     return OpenFile(path, fd, stat.st_size, stat.st_mtime_ns)
 
 
+def _first(views: list[memoryview], count: int) -> list[memoryview]:
+    """The first `count` bytes of `views`."""
+    found = []
+    for view in views:
+        if not count:
+            break
+        found.append(view[:count])
+        count -= found[-1].nbytes
+    return found
+
+
 def _advance(views: list[memoryview], count: int) -> list[memoryview]:
     """What remains to be filled after `count` bytes."""
     rest = []
@@ -255,3 +354,14 @@ def _advance(views: list[memoryview], count: int) -> list[memoryview]:
         if skipped < view.nbytes:
             rest.append(view[skipped:])
     return rest
+
+
+def _dealt(pieces: list[Piece], hands: int) -> list[list[Piece]]:
+    """Pieces, the largest first, for at most `hands` threads with about the same bytes each."""
+    dealt: list[list[Piece]] = [[] for _ in range(min(hands, len(pieces)))]
+    load = [0] * len(dealt)
+    for piece in pieces:
+        least = load.index(min(load))
+        dealt[least].append(piece)
+        load[least] += piece.nbytes
+    return dealt

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..checkpoint.index import TensorIndex
 from ..checkpoint.spec import ModelSpec, Quantization, Segment, layer_tensors
 from ..errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """`nbytes` at `offset` of `path` fill the segments numbered `segments`, in that order, without gaps."""
 
     path: Path
@@ -60,8 +58,8 @@ class InPlaceSource:
         self._identity = index.digest()
         self._places = {
             layer: tuple(
-                (info.file, info.offset, info.nbytes // info.shape[0])
-                for info in layer_tensors(index, experts.prefix).values()
+                (info.file, info.offset, info.nbytes // info.shape[0], (number,))
+                for number, info in enumerate(layer_tensors(index, experts.prefix).values())
             )
             for layer, experts in spec.experts.items()
         }
@@ -74,8 +72,7 @@ class InPlaceSource:
         if not 0 <= expert < count:
             raise no_expert(layer, expert, count)
         return tuple(
-            Read(file, offset + expert * nbytes, nbytes, (number,))
-            for number, (file, offset, nbytes) in enumerate(self._places[layer])
+            [Read(file, start + expert * size, size, only) for file, start, size, only in self._places[layer]]
         )
 
     def quantization(self, layer: int) -> None:

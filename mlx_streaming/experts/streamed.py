@@ -16,6 +16,10 @@ from .reader import Pending, Reader
 
 # A result of more rows than this is evaluated at once: keeping it for the next call would hold much memory.
 _KEEP_ROWS = 8
+# The share of calls without a miss (a moving average over about 1 / _PACE calls) from which on the experts
+# are computed before the choice is known: a miss then costs computing them again.
+_HOPEFUL = 0.8
+_PACE = 1 / 16
 
 
 class StreamedExperts(nn.Module):
@@ -25,7 +29,13 @@ class StreamedExperts(nn.Module):
     expert numbers it gives the stock result. `early` is what the block adds to the routed experts, if any.
     """
 
-    def __init__(self, inner: nn.Module, pool: Pool, reader: Reader, early: EarlyModule | None = None):
+    def __init__(
+        self,
+        inner: nn.Module,
+        pool: Pool,
+        reader: Reader,
+        early: EarlyModule | None = None,
+    ):
         super().__init__()
         self.inner = inner
         self._pool = pool
@@ -34,7 +44,9 @@ class StreamedExperts(nn.Module):
         self._counts = np.zeros(pool.num_experts, dtype=np.int64)
         self._listener: Callable[[np.ndarray], None] | None = None
         self._ahead: LookAhead | None = None
-        self._early = early
+        self.early = early
+        self.hopeful = True  # whether experts may be computed before the choice is known
+        self._hope = 0.0
 
     @property
     def pool(self) -> Pool:
@@ -54,12 +66,16 @@ class StreamedExperts(nn.Module):
         """
         pool, stats = self._pool, self._pool.stats
         start = time.perf_counter()
+        self.quiesce()
+        few = indices.size <= _KEEP_ROWS * indices.shape[-1]
         guess = self._ahead.guess(x) if self._ahead is not None else None
         mx.async_eval(indices, *([] if guess is None else [guess]))
-        if self._early is not None:
-            self._early.begin(x)
-        chosen = np.array(indices)  # the one host read: evaluates all that the router depends on
-        self.quiesce()
+        # While the host waits, the device computes what does not need the choice and, where misses are rare,
+        # the experts too.
+        y = self._last = self._compute(x, indices) if few and self.hopeful and self._hope > _HOPEFUL else None
+        early = self.early.begin(x) if self.early is not None else []
+        mx.async_eval(*early, *([] if y is None else [y]))
+        chosen = np.array(indices)  # the one host read
         stats.sync_s += time.perf_counter() - start
         flat = chosen.reshape(-1)
         # One token's choices are distinct, except where a router maps its empty choices to one expert.
@@ -72,24 +88,33 @@ class StreamedExperts(nn.Module):
         if self._listener is not None:
             self._listener(chosen)
         pool.chosen(chosen.reshape(-1, chosen.shape[-1]))
-        pool.settle(needed)
+        came = pool.settle(needed)
         pool.confirm(needed)
-        hits = int((pool.table[needed] >= 0).sum())
-        stats.hits += hits
-        stats.misses += len(needed) - hits
+        misses = int(np.count_nonzero(pool.table[needed] < 0))
+        stats.hits += len(needed) - misses
+        stats.misses += misses
+        self._hope += _PACE * ((misses == 0) - self._hope)
+        if y is not None and (misses or came):  # computed with slots that were not those of its experts
+            self.quiesce()
+            y = None
         if len(needed) > pool.slots:
             return self._in_waves(x, flat, chosen.shape)
-        if hits < len(needed):
+        if misses:
             self._demand(needed)
-        y = self.inner(x, mx.array(pool.table[chosen]))
+        if y is None:
+            y = self._compute(x, indices)
+            if few:
+                mx.async_eval(y)
+            else:
+                mx.eval(y)
+        self._last = y if few else None
         if guess is not None:
             self._ahead.fetch(np.array(guess), self._reader)
-        if flat.size <= _KEEP_ROWS * chosen.shape[-1]:
-            self._last = y
-        else:
-            mx.eval(y)
-            self._last = None
         return y
+
+    def _compute(self, x: mx.array, indices: mx.array) -> mx.array:
+        """The stock result, if the chosen experts are in the slots that the pool's lookup names."""
+        return self.inner(x, self._pool.lookup()[indices])
 
     def listen(self, listener: Callable[[np.ndarray], None]) -> None:
         """Call `listener` with the router's choice (..., top_k) of every call."""

@@ -15,8 +15,7 @@ from ..checkpoint.mtp_extract import STACKED, HeadBits, HeadFile, convert, extra
 from ..checkpoint.spec import ExpertLayer, Quantization, Segment, layer_tensors
 from ..config import EngineConfig
 from ..errors import CheckpointError
-from ..experts.memory import ExpertMemory
-from ..experts.reader import Reader
+from ..experts.memory import ExpertMemory, open_reader
 from ..experts.source import InPlaceSource
 from .mtp import MTPHead, MTPModule, build_module
 
@@ -96,7 +95,7 @@ def _install_experts(
 ) -> ExpertMemory:
     layer = _expert_layer(head, module.layers[0].mlp.top_k)
     source = HeadSource(head, {layer.layer: layer}, quantization)
-    memory = ExpertMemory(source, Reader(config.readers, config.uncached), config.policy)
+    memory = ExpertMemory(source, open_reader(config), config.policy)
     slots = min(config.mtp_slots or layer.num_experts, layer.num_experts)
     memory.add_layer(Root(mtp=module), layer, slots, slots == layer.num_experts)
     return memory
