@@ -109,7 +109,7 @@ def _measured(engine: Engine, options: Options, tick: Callable[[str], None]) -> 
     streamed, chunk = (engine.model, engine.session.make_cache), engine.plan.chunk
     script_routers(engine.model, engine.spec.experts, options.routing)
     recorder = Recorder(engine.memory) if options.record else None
-    prompts = _prompts(engine, options.prompt_tokens)
+    prompts = prompts_for(engine, options.prompt_tokens)
     tick("cold run")
     mx.reset_peak_memory()
     cold = _run(streamed, chunk, prompts[0], options.tokens)
@@ -117,7 +117,7 @@ def _measured(engine: Engine, options: Options, tick: Callable[[str], None]) -> 
     stock = None
     if options.baseline:
         tick("load stock")
-        stock = _load_stock(engine.spec.path)
+        stock = load_stock(engine.spec.path)
         script_routers(stock[0], engine.spec.experts, options.routing)
         _run(stock, chunk, prompts[0], 4)
     before = engine.memory.stats.snapshot()
@@ -133,7 +133,7 @@ def _measured(engine: Engine, options: Options, tick: Callable[[str], None]) -> 
     found = _figures(engine, cold, ours, before, peak)
     if stock is not None:
         tick("compare")
-        same = _same_logits((streamed, stock), chunk, prompts[0], min(8, options.tokens))
+        same = same_logits((streamed, stock), chunk, prompts[0], min(8, options.tokens))
         found |= _compared(ours, theirs) | {"logits_identical": same}
     if recorder is not None:
         found["recorded_tokens"] = recorder.save(options.record)
@@ -159,7 +159,8 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version(), "system": platform.platform()}
 
 
-def _prompts(engine: Engine, length: int) -> list[list[int]]:
+def prompts_for(engine: Engine, length: int) -> list[list[int]]:
+    """Token ids of the fixed prompts, each `length` long."""
     prompts = []
     for place in range(len(TEXTS)):
         texts = [*TEXTS[place:], *TEXTS[:place]]
@@ -169,7 +170,8 @@ def _prompts(engine: Engine, length: int) -> list[list[int]]:
     return prompts
 
 
-def _steps(runner: Runner, chunk: int, prompt: list[int]) -> Iterator[int]:
+def steps(runner: Runner, chunk: int, prompt: list[int]) -> Iterator[int]:
+    """Greedy tokens after `prompt`, without end."""
     model, make_cache = runner
     cache = make_cache()
     logits = prefill(model, prompt, cache, chunk=chunk)
@@ -178,13 +180,13 @@ def _steps(runner: Runner, chunk: int, prompt: list[int]) -> Iterator[int]:
 
 def _run(runner: Runner, chunk: int, prompt: list[int], count: int) -> Run:
     """The same loop for both models, so that only the experts differ."""
-    steps = _steps(runner, chunk, prompt)
+    tokens_of = steps(runner, chunk, prompt)
     start = time.perf_counter()
-    tokens = [next(steps)]
+    tokens = [next(tokens_of)]
     first = time.perf_counter()
-    tokens += [next(steps) for _ in range(count - 1)]
+    tokens += [next(tokens_of) for _ in range(count - 1)]
     end = time.perf_counter()
-    steps.close()
+    tokens_of.close()
     return Run(first - start, end - first, tuple(tokens), len(prompt))
 
 
@@ -197,7 +199,8 @@ def _require_own_experts(path: Path) -> None:
         )
 
 
-def _load_stock(path: Path) -> Runner:
+def load_stock(path: Path) -> Runner:
+    """Stock mlx-lm's model, everything in memory."""
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
 
@@ -247,7 +250,7 @@ def _compared(ours: list[Run], theirs: list[Run]) -> dict[str, Any]:
     }
 
 
-def _same_logits(runners: tuple[Runner, Runner], chunk: int, prompt: list[int], steps: int) -> bool:
+def same_logits(runners: tuple[Runner, Runner], chunk: int, prompt: list[int], steps: int) -> bool:
     found = []
     for model, make_cache in runners:
         cache = make_cache()

@@ -2,8 +2,8 @@
 
 The stock model class is built with lazy arrays and never evaluated: it only tells names, shapes and the
 quantisation of every tensor. The bytes are then drawn a few megabytes at a time and written to the
-shards, so that 45 GB need no more memory than 45 MB. Quantised tensors are drawn as codes, scales and
-biases directly.
+shards, one thread for each core, so that 45 GB need little more memory than 45 MB. Quantised tensors are
+drawn as codes, scales and biases directly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import contextlib
 import io
 import json
 import math
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,23 +115,28 @@ def synthesize(
     _check_space(out, size + mtp_size)
     _prepare(out)
 
-    done = 0
+    done, lock = 0, threading.Lock()
 
     def count(nbytes: int) -> None:
         nonlocal done
-        done += nbytes
-        on_progress(done, size + mtp_size)
+        with lock:
+            done += nbytes
+            on_progress(done, size + mtp_size)
 
     shards = _shards(tensors, shard_bytes)
-    weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        name = (
-            f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
-        )
-        _write_file(out / name, shard, "mlx", seed, count)
-        weight_map |= {tensor.name: name for tensor in shard}
+    names = [_shard_name(number, len(shards)) for number in range(1, len(shards) + 1)]
+    weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    files = [(name, shard, "mlx") for name, shard in zip(names, shards, strict=True)]
     if head:
-        _write_file(out / MTP_FILE, head, "pt", seed, count)
+        files.append((MTP_FILE, head, "pt"))
+    # Drawing and writing both release the interpreter's lock.
+    with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as writers:
+        jobs = [
+            writers.submit(_write_file, out / name, group, origin, seed, count)
+            for name, group, origin in files
+        ]
+        for job in jobs:
+            job.result()
     index = {
         "metadata": {"total_size": size, "total_parameters": parameters},
         "weight_map": dict(sorted(weight_map.items())),
@@ -258,6 +266,10 @@ def _shards(tensors: list[Tensor], limit: int) -> list[list[Tensor]]:
         shards[-1].append(tensor)
         size += tensor.nbytes
     return shards
+
+
+def _shard_name(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
 
 
 def _write_file(
