@@ -103,13 +103,10 @@ def _without(engine: Engine, step: str) -> Iterator[None]:
     if step == "staging":
         kept = engine.memory.use_staging(None)
     else:
-        name, value = {
-            "early shared expert": ("early", None),
-            "experts before the choice": ("hopeful", False),
-        }[step]
+        name = {"early shared expert": "begins_early", "experts before the choice": "begins_experts"}[step]
         kept = [getattr(layer, name) for layer in layers]
         for layer in layers:
-            setattr(layer, name, value)
+            setattr(layer, name, False)
     try:
         yield
     finally:

@@ -65,7 +65,7 @@ class EngineConfig:
     memory: int | None = None
     context: int | None = None
     resident_layers: int | None = None
-    policy: str = "echo"
+    policy: str = "lrfu"
     readers: int = 8
     uncached: bool = False
     lookahead: int = 0

@@ -92,6 +92,8 @@ def _candidates(
             yield f"{readers} reads in flight", {"readers": readers}
     how = "through" if config.uncached else "past"
     yield f"reads {how} the page cache", {"uncached": not config.uncached}
+    if config.policy != "echo":
+        yield "eviction by echo", {"policy": "echo"}
     for distance in (1, 2):
         if distance != config.lookahead:
             yield f"look-ahead of {distance}", {"lookahead": distance}

@@ -103,6 +103,7 @@ def test_ten_thousand_acquisitions_and_no_stale_slot(source, monkeypatch, policy
         mapped = np.flatnonzero(pool.table >= 0)
         assert (pool.holds[pool.table[mapped]] == mapped).all()
         assert not pool.locked[pool.table[mapped]].any()
+        assert pool._empty == np.count_nonzero(pool.holds == -1)
     stats = pool.stats
     assert compared > 5_000 and stats.lookahead_promoted > 0 and stats.warmed > 0
     assert stats.lookahead_promoted <= stats.lookahead_read

@@ -25,11 +25,13 @@ def mean_rate(trace, slots, name):
     return np.mean([hit_rate(chosen, slots, name) for chosen in trace.values()])
 
 
-@pytest.mark.parametrize("slots", [16, 32, 48])
-def test_the_default_is_near_the_best_possible_choice(trace, slots):
-    default = mean_rate(trace, slots, EngineConfig().policy)
-    assert 0 < mean_rate(trace, slots, "belady") - default < 0.10
-    assert default > max(mean_rate(trace, slots, name) for name in ("lru", "lfu", "lfuda"))
+@pytest.mark.parametrize(
+    ("name", "slots"), [(None, 32), (None, 48), ("echo", 16), ("echo", 32), ("echo", 48)]
+)
+def test_the_default_and_echo_are_near_the_best_possible_choice(trace, name, slots):
+    rate = mean_rate(trace, slots, name or EngineConfig().policy)
+    assert 0 < mean_rate(trace, slots, "belady") - rate < 0.10
+    assert rate > max(mean_rate(trace, slots, name) for name in ("lru", "lfu", "lfuda"))
 
 
 @pytest.mark.parametrize("routing", ["zipf:0.8,0.4", "zipf:1.2,0", "zipf:0.5,0.8"])

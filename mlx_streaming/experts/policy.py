@@ -125,6 +125,7 @@ class LRFU(_Keyed):
     """
 
     HALF_LIFE = 512  # tokens
+    _PER_TOKEN = 2 ** (1 / HALF_LIFE)
 
     def __init__(self, experts: int):
         super().__init__(experts)
@@ -132,9 +133,13 @@ class LRFU(_Keyed):
 
     def chosen(self, rows: np.ndarray) -> None:
         # Later choices weigh more instead of all keys being made smaller: the order is the same.
-        weights = self._weight * 2 ** (np.arange(1, len(rows) + 1) / self.HALF_LIFE)
-        np.add.at(self.key, rows, weights[:, None])
-        self._weight = float(weights[-1])
+        if len(rows) == 1:
+            self._weight *= self._PER_TOKEN
+            self.key[rows[0]] += self._weight
+        else:
+            weights = self._weight * self._PER_TOKEN ** np.arange(1, len(rows) + 1)
+            np.add.at(self.key, rows, weights[:, None])
+            self._weight = float(weights[-1])
         if self._weight > 1e100:
             self.key /= self._weight
             self._weight = 1.0

@@ -78,6 +78,8 @@ class Pool:
         self.holds = np.full(slots, EMPTY, dtype=np.int32)
         self.pinned = np.zeros(slots, dtype=bool)
         self.locked = np.zeros(slots, dtype=bool)
+        self._pins = False  # whether any slot is pinned
+        self._empty = slots  # slots that hold no expert, locked ones included
         self.policy = make_policy(policy, num_experts)
         self.stats = LayerStats()
         self.spare = spare
@@ -140,21 +142,20 @@ class Pool:
         """
         allowed = ~self.locked
         allowed[keep] = False
-        if self.pinned.any():
+        if self._pins:
             loose = allowed & ~self.pinned
             if int(loose.sum()) >= count:
                 allowed = loose
-        holding = self.holds != EMPTY
-        if holding.all():
-            victims = self._victims(count, allowed)
-            self.evict(victims)
-            return victims
-        empty = np.flatnonzero(allowed & ~holding)[:count]
+        empty = np.empty(0, dtype=np.int64)
+        if self._empty:
+            holding = self.holds != EMPTY
+            empty = np.flatnonzero(allowed & ~holding)[:count]
+            allowed &= holding
         if len(empty) == count:
             return empty
-        victims = self._victims(count - len(empty), allowed & holding)
+        victims = self._victims(count - len(empty), allowed)
         self.evict(victims)
-        return np.concatenate([empty, victims]).astype(np.int64)
+        return np.concatenate([empty, victims]) if len(empty) else victims
 
     def _victims(self, count: int, allowed: np.ndarray) -> np.ndarray:
         """The `count` slots that the policy gives up, of the `allowed` ones, which all hold an expert."""
@@ -167,7 +168,10 @@ class Pool:
         held = held[held != EMPTY]
         self.table[held] = EMPTY
         self.holds[slots] = EMPTY
-        self.pinned[slots] = False
+        if self._pins:
+            self.pinned[slots] = False
+            self._pins = bool(self.pinned.any())
+        self._empty += len(held)
         self.stats.evictions += len(held)
 
     def commit(self, placements: Sequence[tuple[int, int]]) -> None:
@@ -177,6 +181,7 @@ class Pool:
         for expert, slot in placements:
             self.table[expert] = slot
             self.holds[slot] = expert
+        self._empty -= len(placements)
         self._lookup_stale = True
         self.policy.admit(np.array([expert for expert, _ in placements]))
 
@@ -278,3 +283,4 @@ class Pool:
         """Never evict these experts (those that are present) while others can be given up."""
         slots = self.table[np.array(list(experts), dtype=np.int64)] if experts else np.array([], dtype=int)
         self.pinned[slots[slots != EMPTY]] = True
+        self._pins = bool(self.pinned.any())

@@ -44,8 +44,10 @@ class StreamedExperts(nn.Module):
         self._counts = np.zeros(pool.num_experts, dtype=np.int64)
         self._listener: Callable[[np.ndarray], None] | None = None
         self._ahead: LookAhead | None = None
-        self.early = early
-        self.hopeful = True  # whether experts may be computed before the choice is known
+        self._early = early
+        # What may be computed before the choice is known; switched off to measure what it brings.
+        self.begins_early = early is not None
+        self.begins_experts = True
         self._hope = 0.0
 
     @property
@@ -72,8 +74,10 @@ class StreamedExperts(nn.Module):
         mx.async_eval(indices, *([] if guess is None else [guess]))
         # While the host waits, the device computes what does not need the choice and, where misses are rare,
         # the experts too.
-        y = self._last = self._compute(x, indices) if few and self.hopeful and self._hope > _HOPEFUL else None
-        early = self.early.begin(x) if self.early is not None else []
+        y = self._last = (
+            self._compute(x, indices) if few and self.begins_experts and self._hope > _HOPEFUL else None
+        )
+        early = self._early.begin(x) if self.begins_early else []
         mx.async_eval(*early, *([] if y is None else [y]))
         chosen = np.array(indices)  # the one host read
         stats.sync_s += time.perf_counter() - start
