@@ -85,12 +85,6 @@ class StreamedExperts(nn.Module):
         # One token's choices are distinct, except where a router maps its empty choices to one expert.
         distinct = flat.size == chosen.shape[-1] == len(set(flat.tolist()))
         needed = flat if distinct else np.unique(flat)
-        if distinct:
-            self._counts[flat] += 1
-        else:
-            self._counts += np.bincount(flat, minlength=pool.num_experts)
-        if self._listener is not None:
-            self._listener(chosen)
         pool.chosen(chosen.reshape(-1, chosen.shape[-1]))
         came = pool.settle(needed)
         pool.confirm(needed)
@@ -102,6 +96,7 @@ class StreamedExperts(nn.Module):
             self.quiesce()
             y = None
         if len(needed) > pool.slots:
+            self._note(chosen)
             return self._in_waves(x, flat, chosen.shape)
         if misses:
             self._demand(needed)
@@ -112,9 +107,16 @@ class StreamedExperts(nn.Module):
             else:
                 mx.eval(y)
         self._last = y if few else None
+        self._note(chosen)  # now that the device has work
         if guess is not None:
             self._ahead.fetch(np.array(guess), self._reader)
         return y
+
+    def _note(self, chosen: np.ndarray) -> None:
+        """Count the router's choice, and tell the listener."""
+        self._counts += np.bincount(chosen.reshape(-1), minlength=len(self._counts))
+        if self._listener is not None:
+            self._listener(chosen)
 
     def _compute(self, x: mx.array, indices: mx.array) -> mx.array:
         """The stock result, if the chosen experts are in the slots that the pool's lookup names."""
