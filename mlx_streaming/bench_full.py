@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .bench import Runner, load_stock, prompts_for, same_logits, steps, versions
+from .bench import Runner, load_stock, logit_difference, prompts_for, steps, versions
 from .config import EngineConfig
 from .engine import Engine, load_engine
 from .experts.routing import script_routers
@@ -41,12 +41,13 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 if stock is None:
                     stock = load_stock(options.checkpoint)
                     runners = ((engine.model, engine.session.make_cache), stock)
-                    found["logits_identical"] = same_logits(runners, engine.plan.chunk, prompts[0], 4)
+                    found["logit_difference"] = logit_difference(runners, engine.plan.chunk, prompts[0], 4)
                     script_routers(stock[0], engine.spec.experts, options.routing)
                 script_routers(engine.model, engine.spec.experts, options.routing)
                 _fill(engine)
                 found["ready_s"] = time.perf_counter() - start
                 yield found | _row(engine, stock, prompts, options)
+                found.pop("logit_difference", None)
                 for step in options.steps if packed is None else ():
                     with _without(engine, step):
                         yield found | {"without": step} | _row(engine, stock, prompts, options)
@@ -120,6 +121,8 @@ def _without(engine: Engine, step: str) -> Iterator[None]:
 def _shown(row: dict[str, Any]) -> str:
     rate = f"{row['read_gbps']:.1f} GB/s" if row["read_gbps"] else "no reads"
     without = f", without {row['without']}" if "without" in row else ""
+    if "logit_difference" in row:
+        without += f", logits within {row['logit_difference']:.2g} of stock"
     return (
         f"{row['slots']:4} slots {row['source']:8} {row['decode_tps']:6.2f} tok/s, ratio {row['ratio']:.3f},"
         f" hits {row['hit_rate']:.3f}, {row['bytes_per_token'] / 1e6:7.1f} MB per token at {rate},"

@@ -1,11 +1,14 @@
 """bench, usage and tune through the real command line."""
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from mlx_streaming.bench_full import STEPS
 from mlx_streaming.experts.policy import POLICIES
 
 BENCH_KEYS = (
@@ -50,6 +53,31 @@ def test_bench_reads_and_prefill_tables(run_llm):
     short, long = json.loads(done.stdout)
     assert short["prompt_tokens"] == 32 and long["prompt_tokens"] == 96
     assert 0 < short["times_all"] <= long["times_all"] <= 1, "each expert is read once at most per chunk"
+
+
+def test_full_size_rows_in_place_and_packed(run_llm, demo_path, tmp_path):
+    run_llm("mlx-streaming", "pack", demo_path, tmp_path / "packed")
+    out = tmp_path / "rows.json"
+    short = ("--prompt-tokens", "9", "--tokens", "4", "--warm-up", "4", "--routing", "zipf:0.8,0.4")
+    command = [
+        "-m",
+        "mlx_streaming.bench_full",
+        demo_path,
+        "--packed",
+        tmp_path / "packed",
+        "--slots",
+        "64,8",
+    ]
+    command += [*short, "--steps", ",".join(STEPS), "--out", out]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == len(done.stdout.splitlines()) == 2 * (1 + len(STEPS)) + 2
+    assert rows[0]["logit_difference"] == 0 and "logits within 0 of stock" in done.stdout
+    for row in rows:
+        assert row["ratio"] > 0 and (row["hit_rate"] == 1) == (row["slots"] == 64)
+        assert bool(row["bytes_per_token"]) == (row["slots"] == 8)
+    assert {row.get("without") for row in rows if row["source"] == "in place"} == {None, *STEPS}
 
 
 def test_restoring_a_snapshot_is_measured(run_llm):
