@@ -86,7 +86,7 @@ def bench(
     if options.tokens < 2:
         raise EngineError("bench needs --tokens 2 or more.")
     if options.baseline:
-        _require_own_experts(path)
+        require_own_experts(path)
     total = 2 + options.repeats * (2 if options.baseline else 1) + 2 * options.baseline
     step = 0
 
@@ -181,17 +181,18 @@ def steps(runner: Runner, chunk: int, prompt: list[int]) -> Iterator[int]:
 
 def _run(runner: Runner, chunk: int, prompt: list[int], count: int) -> Run:
     """The same loop for both models, so that only the experts differ."""
-    tokens_of = steps(runner, chunk, prompt)
+    answer = steps(runner, chunk, prompt)
     start = time.perf_counter()
-    tokens = [next(tokens_of)]
+    tokens = [next(answer)]
     first = time.perf_counter()
-    tokens += [next(tokens_of) for _ in range(count - 1)]
+    tokens += [next(answer) for _ in range(count - 1)]
     end = time.perf_counter()
-    tokens_of.close()
+    answer.close()
     return Run(first - start, end - first, tuple(tokens), len(prompt))
 
 
-def _require_own_experts(path: Path) -> None:
+def require_own_experts(path: Path) -> None:
+    """Raises EngineError when stock mlx-lm cannot run the checkpoint, its experts being packed alone."""
     index = TensorIndex.open(path)
     if dropped_to(ModelSpec.read(path, index), index):
         raise EngineError(
@@ -251,18 +252,23 @@ def _compared(ours: list[Run], theirs: list[Run]) -> dict[str, Any]:
     }
 
 
-def logit_difference(runners: tuple[Runner, Runner], chunk: int, prompt: list[int], steps: int) -> float:
-    """The largest absolute difference of the logits over `steps` greedy tokens; 0 when they are identical."""
+def logit_difference(runners: tuple[Runner, Runner], chunk: int, prompt: list[int], count: int) -> float:
+    """The largest absolute difference of the logits over `count` greedy tokens; 0 when they are identical.
+
+    NaN when either has a NaN that the other lacks.
+    """
     found = []
     for model, make_cache in runners:
         cache = make_cache()
         logits = prefill(model, prompt, cache, chunk=chunk)
         rows = []
-        for _ in range(steps):
+        for _ in range(count):
             rows.append(np.array(logits.astype(mx.float32)))
             logits = model(mx.argmax(logits, axis=-1)[None], cache=cache)[:, -1, :]
         found.append(rows)
-    return max(float(np.abs(a - b).max()) for a, b in zip(*found, strict=True))
+    pairs = zip(*found, strict=True)
+    # numpy's maximum keeps a NaN, Python's may lose it.
+    return float(np.max([0 if np.array_equal(a, b) else np.abs(a - b).max() for a, b in pairs]))
 
 
 def _median(values) -> float:

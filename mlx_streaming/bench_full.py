@@ -20,7 +20,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from .bench import Runner, load_stock, logit_difference, prompts_for, steps, versions
+from .bench import (
+    Runner,
+    load_stock,
+    logit_difference,
+    prompts_for,
+    require_own_experts,
+    steps,
+    versions,
+)
 from .config import EngineConfig
 from .engine import Engine, load_engine
 from .experts.routing import script_routers
@@ -30,11 +38,11 @@ STEPS = ("early shared expert", "experts before the choice", "staging")
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each place of the experts (in place, packed) and slot count; rates are of decoding alone."""
+    require_own_experts(options.checkpoint)
     stock = None
     for packed in (None, options.packed) if options.packed else (None,):
         for count in options.slots:
             mx.clear_cache()
-            start = time.perf_counter()
             with closing(_load(options, count, packed)) as engine:
                 prompts = prompts_for(engine, options.prompt_tokens)
                 found = {"source": "packed" if packed else "in place", "slots": count}
@@ -44,8 +52,9 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     found["logit_difference"] = logit_difference(runners, engine.plan.chunk, prompts[0], 4)
                     script_routers(stock[0], engine.spec.experts, options.routing)
                 script_routers(engine.model, engine.spec.experts, options.routing)
+                start = time.perf_counter()
                 _fill(engine)
-                found["ready_s"] = time.perf_counter() - start
+                found |= {"load_s": engine.load_s, "fill_s": time.perf_counter() - start}
                 yield found | _row(engine, stock, prompts, options)
                 found.pop("logit_difference", None)
                 for step in options.steps if packed is None else ():
@@ -83,7 +92,6 @@ def _row(
         "read_gbps": found["bytes_read"] / found["wait_s"] / 1e9 if found["wait_s"] else None,
         "sync_ms_per_token": 1e3 * found["sync_s"] / tokens,
         "wait_ms_per_token": 1e3 * found["wait_s"] / tokens,
-        "device_bytes": mx.get_active_memory(),
     }
 
 
@@ -94,7 +102,9 @@ def _decode(runner: Runner, chunk: int, prompt: list[int], count: int, on_first=
     noted, start = on_first(), time.perf_counter()
     for _ in range(count):
         next(tokens)
-    return (time.perf_counter() - start) / count, noted
+    seconds = (time.perf_counter() - start) / count
+    tokens.close()
+    return seconds, noted
 
 
 @contextmanager
@@ -143,6 +153,8 @@ def main() -> None:
     parser.add_argument("--steps", type=lambda t: t.split(","), default=[], help=f"any of {', '.join(STEPS)}")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if unknown := set(options.steps) - set(STEPS):
+        parser.error(f"--steps: {', '.join(sorted(unknown))} is none of {', '.join(STEPS)}")
     rows = []
     for row in measure(options):
         rows.append(row)

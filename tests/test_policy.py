@@ -38,7 +38,8 @@ def test_the_default_and_echo_are_near_the_best_possible_choice(trace, name, slo
 def test_the_default_loses_nothing_where_nothing_comes_back(routing):
     chosen = parse_routing(routing)(0, 512, 10).choose(400)
     rates = {name: hit_rate(chosen, 128, name) for name in POLICIES}
-    assert rates["echo"] > max(rates.values()) - 0.01
+    others = max(rates[name] for name in ("lru", "lfu", "lfuda", "clock"))
+    assert rates["echo"] > others - 0.01 and rates[EngineConfig().policy] > others - 0.001
 
 
 def test_belady_keeps_a_tokens_own_experts_together():

@@ -1,6 +1,7 @@
 """Fills through pinned memory and the driver's copies, against a driver that copies with the CPU."""
 
 import ctypes
+import itertools
 import random
 
 import numpy as np
@@ -26,6 +27,7 @@ class Driver:
 
     def __init__(self):
         self.pinned, self.copies, self.waiting, self.fails = {}, 0, {}, set()
+        self.numbers = itertools.count(1)
 
     def __getattr__(self, name):
         if name in ("cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"):
@@ -33,7 +35,7 @@ class Driver:
         raise AttributeError(name)
 
     def cuStreamCreate(self, stream, flags):
-        stream._obj.value = len(self.waiting) + 1
+        stream._obj.value = next(self.numbers)
         self.waiting[stream._obj.value] = []
         return 0
 
@@ -44,7 +46,7 @@ class Driver:
         memory = (ctypes.c_char * size.value)()
         address._obj.value = ctypes.addressof(memory)
         self.pinned[address._obj.value] = memory
-        return 0
+        return 0 if "memory" not in self.fails else 2
 
     def cuMemFreeHost(self, address):
         return 0 if self.pinned.pop(address.value) else 1
@@ -127,6 +129,12 @@ def test_the_drivers_refusal_is_reported(source):
     with pytest.raises(EngineError, match="cuMemcpyAsync failed with error 700"):
         demand(pool, reader, np.array([1]))
     assert pool.table[1] == -1
+    pool.start([2, 3], reader)
+    assert pool.settle_all() == 0 and not pool.locked.any(), "a background read only frees its slot"
+    driver.fails.clear()
+    demand(pool, reader, np.array([1]))
+    assert held(pool, int(pool.table[1])) == source.path.read_bytes()[RECORD : 2 * RECORD]
+    reader.close()
 
 
 def test_tokens_are_those_of_direct_reads(demo_path, monkeypatch):

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,8 @@ def synthesize(
     preset whose experts have a format of their own (gpt_oss: mxfp4). dtype: "bfloat16" or "float32", of what
     is not quantised. mtp: add the raw MTP head (release naming, bfloat16, zero-centred norms). vocab: no less
     than the demonstration tokenizer's; rows beyond it are zero so that they are never chosen. The same
-    arguments and seed give the same bytes. on_progress(done, total) in bytes. `config.json` is written last:
-    an interrupted run leaves a directory that no loader takes for complete.
+    arguments and seed give the same bytes. on_progress(done, total) in bytes, by one thread at a time.
+    `config.json` is written last: an interrupted run leaves a directory that no loader takes for complete.
 
     Raises:
         CheckpointError: unknown preset, sizes the family cannot have, or a non-empty `out` without `force`.
@@ -115,10 +115,12 @@ def synthesize(
     _check_space(out, size + mtp_size)
     _prepare(out)
 
-    done, lock = 0, threading.Lock()
+    done, lock, stopped = 0, threading.Lock(), threading.Event()
 
     def count(nbytes: int) -> None:
         nonlocal done
+        if stopped.is_set():
+            raise CheckpointError(f"Writing {out} was broken off; run the command again with --force.")
         with lock:
             done += nbytes
             on_progress(done, size + mtp_size)
@@ -135,8 +137,13 @@ def synthesize(
             writers.submit(_write_file, out / name, group, origin, seed, count)
             for name, group, origin in files
         ]
-        for job in jobs:
-            job.result()
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:  # Ctrl-C, a full disk: the other files are of no use then
+            stopped.set()
+            writers.shutdown(wait=False, cancel_futures=True)
+            raise
     index = {
         "metadata": {"total_size": size, "total_parameters": parameters},
         "weight_map": dict(sorted(weight_map.items())),

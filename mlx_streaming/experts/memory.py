@@ -140,7 +140,7 @@ class ExpertMemory:
                 pool.pin(experts)
 
     def use_staging(self, staging: Staging | None) -> Staging | None:
-        """Let all slots be written through `staging`, or directly; returns what was used before."""
+        """Write the slots of streamed layers through `staging`, or directly; returns what was used before."""
         before, self.reader.staging = self.reader.staging, staging
         for streamed in self.streamed.values():
             streamed.pool.staging = staging

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..checkpoint.spec import Segment
-from ..errors import CapacityError, CheckpointError
+from ..errors import CapacityError, CheckpointError, EngineError
 from .policy import make_policy
 from .reader import Fill, Pending, Reader
 from .source import ExpertSource
@@ -73,7 +73,9 @@ class Pool:
         self._lookup = mx.zeros(num_experts, dtype=mx.int32)
         mx.eval(self._lookup)
         self._lookup_bytes = memoryview(self._lookup).cast("B")
+        self._shown = np.zeros(num_experts, dtype=np.int32)  # what the lookup says
         self._lookup_stale = False
+        self._shown = np.zeros(num_experts, dtype=np.int32)
         self.table = np.full(num_experts, EMPTY, dtype=np.int32)
         self.holds = np.full(slots, EMPTY, dtype=np.int32)
         self.pinned = np.zeros(slots, dtype=bool)
@@ -97,18 +99,22 @@ class Pool:
         return Fill(self.layer, expert, self.source.reads(self.layer, expert), views)
 
     def lookup(self) -> mx.array:
-        """The table on the device, (num_experts,) int32; an expert without a slot has a wrong one, 0.
+        """The table on the device, (num_experts,) int32; an expert without a slot has some wrong one.
 
         The caller has made sure that no pending graph reads it, as with slots.
         """
         if self._lookup_stale:
-            data = np.maximum(self.table, 0)
+            self._shown = np.maximum(self.table, 0)
             if self.staging is None:
-                self._lookup_bytes[:] = data.view(np.uint8)
+                self._lookup_bytes[:] = self._shown.view(np.uint8)
             else:
-                self.staging.write(self._lookup_bytes, data.tobytes())
+                self.staging.write(self._lookup_bytes, self._shown.tobytes())
             self._lookup_stale = False
         return self._lookup
+
+    def shows(self, experts: np.ndarray) -> bool:
+        """Whether `lookup`, as it was given last, names the slots that these experts are in now."""
+        return bool((self._shown[experts] == self.table[experts]).all())
 
     def chosen(self, rows: np.ndarray) -> None:
         """The router chose rows (tokens, top_k) of experts, in slots or not: tell the policy."""
@@ -163,7 +169,7 @@ class Pool:
         return full[self.policy.victims(count, self.holds[full])]
 
     def evict(self, slots: np.ndarray) -> None:
-        """Empty these slots. The caller has made sure that no pending graph reads them."""
+        """Empty these slots; before they are filled no pending graph may read them."""
         held = self.holds[slots]
         held = held[held != EMPTY]
         self.table[held] = EMPTY
@@ -178,11 +184,11 @@ class Pool:
         """These (expert, slot) pairs are filled: the table may name them from now on."""
         if not placements:
             return
+        self._lookup_stale = True  # first: an interrupt must not leave the lookup behind the table
         for expert, slot in placements:
-            self.table[expert] = slot
             self.holds[slot] = expert
+            self.table[expert] = slot
         self._empty -= len(placements)
-        self._lookup_stale = True
         self.policy.admit(np.array([expert for expert, _ in placements]))
 
     def start(self, experts: Iterable[int], reader: Reader) -> None:
@@ -233,7 +239,7 @@ class Pool:
         if came:
             try:
                 self.stats.wait_s += pending.wait()
-            except CheckpointError:
+            except EngineError:
                 came = False
         # After the wait: until the read has ended nobody else may have the slot.
         del self._inflight[expert]
@@ -258,7 +264,7 @@ class Pool:
     def confirm(self, needed: np.ndarray) -> None:
         """The router chose `needed`: keep the guesses among them, drop the others, free spare slots again.
 
-        Call it after `settle(needed)`, when no pending graph reads the slots.
+        Call it after `settle(needed)`. Nothing is overwritten here: slots are only emptied.
         """
         if not self.spare:
             return

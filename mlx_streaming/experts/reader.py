@@ -24,11 +24,9 @@ from .staging import Staging
 _INLINE_BYTES = 256 * 1024
 # Linux has no F_NOCACHE, but pages can be given back once they are read.
 _DONTNEED = getattr(os, "POSIX_FADV_DONTNEED", None)
-
-
 # A read is cut for several threads down to this size; handing over smaller ones costs more than it saves.
 _PIECE_BYTES = 2 * 1024 * 1024
-# So much pinned memory a batch of demand reads, or a thread, may take; more is staged piece by piece.
+# So many bytes of demand reads are staged at once; more go thread by thread, one expert at a time.
 _STAGED_BYTES = 64 * 1024 * 1024
 
 
@@ -183,14 +181,14 @@ class Reader:
         With staging wait for one batch before the next is submitted: they share this thread's pinned memory.
 
         Raises:
-            CheckpointError: a read does not fit its slot; nothing was begun.
+            CheckpointError: a read of a large job does not fit its slot; nothing was begun.
         """
         total = sum([f.nbytes for f in fills])
         then = None
         if self.staging is not None:
             if total > _STAGED_BYTES:
                 parts = [fills[i :: self._threads] for i in range(min(self._threads, len(fills)))]
-                return Pending([self._pool.submit(self._stage, part) for part in parts])
+                return Pending([self._pool.submit(self._stage, part, self.staging) for part in parts])
             targets = [view for fill in fills for view in fill.targets]
             buffers = self.staging.buffers(targets)
             left = iter(buffers)
@@ -224,12 +222,12 @@ class Reader:
         self._drop()
         self._behind.shutdown(wait=True)
         self._pool.shutdown(wait=True)
-        if self.staging is not None:
-            self.staging.close()
         with self._lock:
             for file in self._files.values():
                 os.close(file.fd)
             self._files.clear()
+        if self.staging is not None:
+            self.staging.close()
 
     def _next(self) -> None:
         """One job per read and no loop, because an interpreter that exits waits for jobs that have begun."""
@@ -247,7 +245,10 @@ class Reader:
             fill, future = self._waiting.popleft()
         if future.set_running_or_notify_cancel():
             try:
-                self._stage([fill]) if self.staging is not None else self._bring(whole(fill))
+                if self.staging is None:
+                    self._bring(whole(fill))
+                else:
+                    self._stage([fill], self.staging)
                 future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
@@ -274,18 +275,17 @@ class Reader:
         hands = min(self._threads, len(fills))
         return [[piece for fill in fills[i::hands] for piece in whole(fill)] for i in range(hands)]
 
-    def _stage(self, fills: Sequence[Fill]) -> None:
+    def _stage(self, fills: Sequence[Fill], staging: Staging) -> None:
         """Fill one after the other through the pinned memory of the thread that runs this."""
         for fill in fills:
-            buffers = self.staging.buffers(fill.targets)
+            buffers = staging.buffers(fill.targets)
             self._bring(whole(replace(fill, targets=tuple(buffers))))
-            self.staging.deliver(buffers, fill.targets)
+            staging.deliver(buffers, fill.targets)
 
     def _bring(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             self._read(piece)
-        # One look per file and run of pieces (about 2 us), after the bytes came. Paths are compared as
-        # objects: hashing them would take as long as reading a small expert.
+        # One look per file and run of pieces (about 2 us), after the bytes came.
         last = None
         for piece in pieces:
             if piece.path is not last:

@@ -50,7 +50,8 @@ class _Lane:
 class Staging:
     """Copies what a thread has read into slots, with the CUDA driver's own copies.
 
-    `driver` is libcuda. Every thread gets a buffer of pinned memory as large as the largest piece it reads.
+    `driver` is libcuda. Every thread gets a buffer of pinned memory, as large as the most that it stages at
+    once.
 
     Raises:
         EngineError: the driver refuses; the message has its error number.
@@ -104,14 +105,14 @@ class Staging:
         self.deliver(views, [target])
 
     def close(self) -> None:
-        """Free the pinned memory; no thread may be copying."""
+        """Free the pinned memory; no thread may be copying. What the driver refuses now does not matter."""
         with self._lock:
-            self._call("cuCtxSetCurrent", self._context)
+            self._driver.cuCtxSetCurrent(self._context)
             for lane in self._lanes:
                 lane.view = memoryview(b"")
                 if lane.address:
-                    self._call("cuMemFreeHost", lane.address)
-                self._call("cuStreamDestroy_v2", lane.stream)
+                    self._driver.cuMemFreeHost(lane.address)
+                self._driver.cuStreamDestroy_v2(lane.stream)
             self._lanes.clear()
             self._local = threading.local()
 
@@ -129,6 +130,7 @@ class Staging:
             lane.view = memoryview(b"")
             if lane.address:
                 self._call("cuMemFreeHost", lane.address)
+                lane.size, lane.address = 0, ctypes.c_void_p()
             self._call("cuMemHostAlloc", ctypes.byref(lane.address), ctypes.c_size_t(size), _PORTABLE)
             lane.size = size
             lane.view = memoryview((ctypes.c_char * size).from_address(lane.address.value)).cast("B")

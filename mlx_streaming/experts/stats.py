@@ -12,7 +12,8 @@ class LayerStats:
 
     `hits` and `misses` are distinct experts per call; `reads` and `bytes_read` are demand reads. `warmed`
     and `lookahead_read` are experts that background reads brought in, `lookahead_promoted` the guesses that
-    the router chose. Wall time: `sync_s` until the router's choice was known, `wait_s` for reads.
+    the router chose. Wall time: `sync_s` until the router's choice was known (dispatching
+    what is computed meanwhile included), `wait_s` for reads.
     """
 
     hits: int = 0

@@ -16,8 +16,8 @@ from .reader import Pending, Reader
 
 # A result of more rows than this is evaluated at once: keeping it for the next call would hold much memory.
 _KEEP_ROWS = 8
-# The share of calls without a miss (a moving average over about 1 / _PACE calls) from which on the experts
-# are computed before the choice is known: a miss then costs computing them again.
+# The share of calls that needed no read (a moving average over about 1 / _PACE calls) from which on the
+# experts are computed before the choice is known: a miss then costs computing them again.
 _HOPEFUL = 0.8
 _PACE = 1 / 16
 
@@ -29,13 +29,7 @@ class StreamedExperts(nn.Module):
     expert numbers it gives the stock result. `early` is what the block adds to the routed experts, if any.
     """
 
-    def __init__(
-        self,
-        inner: nn.Module,
-        pool: Pool,
-        reader: Reader,
-        early: EarlyModule | None = None,
-    ):
+    def __init__(self, inner: nn.Module, pool: Pool, reader: Reader, early: EarlyModule | None = None):
         super().__init__()
         self.inner = inner
         self._pool = pool
@@ -73,12 +67,15 @@ class StreamedExperts(nn.Module):
         guess = self._ahead.guess(x) if self._ahead is not None else None
         mx.async_eval(indices, *([] if guess is None else [guess]))
         # While the host waits, the device computes what does not need the choice and, where misses are rare,
-        # the experts too.
-        y = self._last = (
-            self._compute(x, indices) if few and self.begins_experts and self._hope > _HOPEFUL else None
-        )
+        # the experts too. Their graph is built in any case: it reads the lookup only when it is evaluated.
+        # For a missing expert it reads some other slot, maybe one that is filling: that is thrown away.
+        y = self._compute(x, indices)
         early = self._early.begin(x) if self.begins_early else []
-        mx.async_eval(*early, *([] if y is None else [y]))
+        begun = few and self.begins_experts and self._hope > _HOPEFUL
+        if begun:
+            self._last = y
+            early.append(y)
+        mx.async_eval(*early)
         chosen = np.array(indices)  # the one host read
         stats.sync_s += time.perf_counter() - start
         flat = chosen.reshape(-1)
@@ -86,22 +83,23 @@ class StreamedExperts(nn.Module):
         distinct = flat.size == chosen.shape[-1] == len(set(flat.tolist()))
         needed = flat if distinct else np.unique(flat)
         pool.chosen(chosen.reshape(-1, chosen.shape[-1]))
-        came = pool.settle(needed)
+        pool.settle(needed)
         pool.confirm(needed)
         misses = int(np.count_nonzero(pool.table[needed] < 0))
         stats.hits += len(needed) - misses
         stats.misses += misses
-        self._hope += _PACE * ((misses == 0) - self._hope)
-        if y is not None and (misses or came):  # computed with slots that were not those of its experts
+        foreseen = misses == 0 and pool.shows(needed)
+        self._hope += _PACE * (foreseen - self._hope)
+        if begun and not foreseen:  # computed with slots that were not those of its experts
             self.quiesce()
-            y = None
+            y, begun = self._compute(x, indices), False
         if len(needed) > pool.slots:
             self._note(chosen)
             return self._in_waves(x, flat, chosen.shape)
         if misses:
             self._demand(needed)
-        if y is None:
-            y = self._compute(x, indices)
+        if not begun:
+            pool.lookup()  # brings it up to date
             if few:
                 mx.async_eval(y)
             else:
