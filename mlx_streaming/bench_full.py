@@ -31,6 +31,7 @@ from .bench import (
 )
 from .config import EngineConfig
 from .engine import Engine, load_engine
+from .errors import EngineError
 from .experts.routing import script_routers
 
 STEPS = ("early shared expert", "experts before the choice", "staging")
@@ -156,12 +157,15 @@ def main() -> None:
     if unknown := set(options.steps) - set(STEPS):
         parser.error(f"--steps: {', '.join(sorted(unknown))} is none of {', '.join(STEPS)}")
     rows = []
-    for row in measure(options):
-        rows.append(row)
-        print(_shown(row), flush=True)
-        if options.out:
-            data = {"routing": options.routing, "versions": versions(), "rows": rows}
-            options.out.write_text(json.dumps(data, indent=1))
+    try:
+        for row in measure(options):
+            rows.append(row)
+            print(_shown(row), flush=True)
+            if options.out:
+                data = {"routing": options.routing, "versions": versions(), "rows": rows}
+                options.out.write_text(json.dumps(data, indent=1))
+    except EngineError as error:
+        parser.exit(1, f"Error: {error}\n")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def test_full_size_rows_in_place_and_packed(run_llm, demo_path, tmp_path):
         assert row["ratio"] > 0 and (row["hit_rate"] == 1) == (row["slots"] == 64)
         assert bool(row["bytes_per_token"]) == (row["slots"] == 8)
     assert {row.get("without") for row in rows if row["source"] == "in place"} == {None, *STEPS}
+    command[2] = tmp_path / "nowhere"
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("Error: No checkpoint directory")
 
 
 def test_restoring_a_snapshot_is_measured(run_llm):
