@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +111,17 @@ def _decode(runner: Runner, chunk: int, prompt: list[int], count: int, on_first=
 @contextmanager
 def _without(engine: Engine, step: str) -> Iterator[None]:
     """Measure without one of STEPS."""
-    layers = engine.memory.streamed.values()
-    if step == "staging":
-        kept = engine.memory.use_staging(None)
-    else:
-        name = {"early shared expert": "begins_early", "experts before the choice": "begins_experts"}[step]
-        kept = [getattr(layer, name) for layer in layers]
-        for layer in layers:
-            setattr(layer, name, False)
-    try:
-        yield
-    finally:
+    with ExitStack() as undo:
         if step == "staging":
-            engine.memory.use_staging(kept)
+            undo.callback(engine.memory.use_staging, engine.memory.use_staging(None))
         else:
-            for layer, value in zip(layers, kept, strict=True):
-                setattr(layer, name, value)
+            name = {"early shared expert": "begins_early", "experts before the choice": "begins_experts"}[
+                step
+            ]
+            for layer in engine.memory.streamed.values():
+                undo.callback(setattr, layer, name, getattr(layer, name))
+                setattr(layer, name, False)
+        yield
 
 
 def _shown(row: dict[str, Any]) -> str:

@@ -115,35 +115,13 @@ def synthesize(
     _check_space(out, size + mtp_size)
     _prepare(out)
 
-    done, lock, stopped = 0, threading.Lock(), threading.Event()
-
-    def count(nbytes: int) -> None:
-        nonlocal done
-        if stopped.is_set():
-            raise CheckpointError(f"Writing {out} was broken off; run the command again with --force.")
-        with lock:
-            done += nbytes
-            on_progress(done, size + mtp_size)
-
     shards = _shards(tensors, shard_bytes)
     names = [_shard_name(number, len(shards)) for number in range(1, len(shards) + 1)]
     weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     files = [(name, shard, "mlx") for name, shard in zip(names, shards, strict=True)]
     if head:
         files.append((MTP_FILE, head, "pt"))
-    # Drawing and writing both release the interpreter's lock.
-    with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as writers:
-        jobs = [
-            writers.submit(_write_file, out / name, group, origin, seed, count)
-            for name, group, origin in files
-        ]
-        try:
-            for job in as_completed(jobs):
-                job.result()
-        except BaseException:  # Ctrl-C, a full disk: the other files are of no use then
-            stopped.set()
-            writers.shutdown(wait=False, cancel_futures=True)
-            raise
+    _write_files(out, files, seed, lambda done: on_progress(done, size + mtp_size))
     index = {
         "metadata": {"total_size": size, "total_parameters": parameters},
         "weight_map": dict(sorted(weight_map.items())),
@@ -277,6 +255,37 @@ def _shards(tensors: list[Tensor], limit: int) -> list[list[Tensor]]:
 
 def _shard_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+
+
+def _write_files(
+    out: Path, files: list[tuple[str, list[Tensor], str]], seed: int, report: Callable[[int], None]
+) -> None:
+    """Write (name, tensors, origin) for each file, one thread for each core; `report` gets all bytes so far.
+
+    Drawing and writing both release the interpreter's lock.
+    """
+    done, lock, stopped = 0, threading.Lock(), threading.Event()
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        if stopped.is_set():
+            raise CheckpointError(f"Writing {out} was broken off; run the command again with --force.")
+        with lock:
+            done += nbytes
+            report(done)
+
+    with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1)) as writers:
+        jobs = [
+            writers.submit(_write_file, out / name, tensors, origin, seed, count)
+            for name, tensors, origin in files
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:  # Ctrl-C, a full disk: the other files are of no use then
+            stopped.set()
+            writers.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _write_file(

@@ -75,7 +75,6 @@ class Pool:
         self._lookup_bytes = memoryview(self._lookup).cast("B")
         self._shown = np.zeros(num_experts, dtype=np.int32)  # what the lookup says
         self._lookup_stale = False
-        self._shown = np.zeros(num_experts, dtype=np.int32)
         self.table = np.full(num_experts, EMPTY, dtype=np.int32)
         self.holds = np.full(slots, EMPTY, dtype=np.int32)
         self.pinned = np.zeros(slots, dtype=bool)

@@ -64,7 +64,7 @@ def whole(fill: Fill) -> list[Piece]:
     pieces = []
     for path, offset, nbytes, segments in fill.reads:
         views = [fill.targets[i] for i in segments]
-        if (views[0].nbytes if len(views) == 1 else sum([v.nbytes for v in views])) != nbytes:
+        if sum([v.nbytes for v in views]) != nbytes:
             raise CheckpointError(
                 f"Layer {fill.layer} expert {fill.expert}: {nbytes} bytes do not fit its slot of"
                 f" {sum(v.nbytes for v in views)}; check that {path} belongs to this checkpoint."

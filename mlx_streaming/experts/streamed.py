@@ -146,7 +146,7 @@ class StreamedExperts(nn.Module):
         fills = [self._pool.fill(expert, slot) for expert, slot in placements]
         stats = self._pool.stats
         stats.reads += len(fills)
-        stats.bytes_read += sum(f.nbytes for f in fills)
+        stats.bytes_read += len(fills) * self._pool.expert_bytes
         start = time.perf_counter()
         pending = self._reader.submit(fills)
         stats.wait_s += time.perf_counter() - start
