@@ -29,7 +29,7 @@ SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-_told_of_demo = _told_of_disk = False
+_told: set[str] = set()  # notes that one process gives once
 
 
 class Exchange:
@@ -133,23 +133,25 @@ class Exchange:
         self._tell_of_disk(str(result.state.get("disk")))
 
     def _tell_of_demo(self) -> None:
-        global _told_of_demo
-        known = registry.read()
-        if known.default is None and not _told_of_demo:
-            _told_of_demo = True
-            self.note(
+        if registry.read().default is None:
+            self._note_once(
+                "demo",
                 "[No model is registered yet: the small embedded demo answers."
-                f" Get the real one with: {registry.GET_REAL_MODEL}]"
+                f" Get the real one with: {registry.GET_REAL_MODEL}]",
             )
 
     def _tell_of_disk(self, state: str) -> None:
-        global _told_of_disk
-        if self.turn.request.cache == "on" and state.startswith("off: ") and not _told_of_disk:
-            _told_of_disk = True
-            self.note(
+        if self.turn.request.cache == "on" and state.startswith("off: "):
+            self._note_once(
+                "disk",
                 f"[Snapshots are not kept on disk ({state.removeprefix('off: ')}): set"
-                " LLM_MLX_STREAMING_CACHE_DIR to a directory that can be written]"
+                " LLM_MLX_STREAMING_CACHE_DIR to a directory that can be written]",
             )
+
+    def _note_once(self, what: str, text: str) -> None:
+        if what not in _told:
+            _told.add(what)
+            self.note(text)
 
     def _unsettled(self, error: Exception) -> None:
         self.note(f"[The answer is complete, but its state could not be kept: {error}]")
